@@ -1,0 +1,116 @@
+"""A prepared dataset: ids in memory-mapped arrays, labels in two vocabularies.
+
+DATA/
+    data.json                             format "kgshard.data/1": counts, sources, hashes
+    entities.parquet, relations.parquet   see kgshard.vocabulary
+    train.npy, valid.npy, test.npy        int32 or int64 [n, 3]: head, relation, tail ids
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kgshard.errors import DataError
+from kgshard.files import link_or_copy, read_json, replacing_directory
+from kgshard.vocabulary import Vocabulary
+
+FORMAT = "kgshard.data/1"
+MANIFEST = "data.json"
+SPLITS = ("train", "valid", "test")
+
+Triples = npt.NDArray[np.integer[Any]]
+"""int32 or int64 [n, 3]: head, relation and tail ids of one triple a row."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A prepared dataset, opened for reading. The arrays are memory-mapped."""
+
+    folder: Path
+    info: dict[str, Any]
+    """The content of data.json."""
+
+    @cached_property
+    def entities(self) -> Vocabulary:
+        return Vocabulary.load(self.folder / "entities.parquet", kind="entity")
+
+    @cached_property
+    def relations(self) -> Vocabulary:
+        return Vocabulary.load(self.folder / "relations.parquet", kind="relation")
+
+    @property
+    def num_entities(self) -> int:
+        return int(self.info["num_entities"])
+
+    @property
+    def num_relations(self) -> int:
+        return int(self.info["num_relations"])
+
+    @property
+    def vocabulary_sha256(self) -> str:
+        """One hash for both vocabularies: it differs where a label or an id does."""
+        return str(self.info["vocabulary_sha256"])
+
+    def triples(self, split: str) -> Triples:
+        """Return the triples of "train", "valid" or "test".
+
+        Raises:
+            DataError: There is no such split, or its file is missing or damaged.
+        """
+        if split not in SPLITS:
+            raise DataError(f"no split {split!r} (known: {', '.join(SPLITS)})")
+        path = self.folder / f"{split}.npy"
+        try:
+            triples: Triples = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: {error}") from error
+        expected = int(self.info["splits"][split]["triples"])
+        if triples.shape != (expected, 3):
+            raise DataError(f"{path}: shape {triples.shape}, but {MANIFEST} says {expected} triples")
+        return triples
+
+    def known_triples(self, *splits: str) -> Triples:
+        """Return the triples of several splits (all three by default) below each other, in one array."""
+        return np.concatenate([self.triples(split) for split in splits or SPLITS])
+
+
+def vocabulary_sha256(entities: Vocabulary, relations: Vocabulary) -> str:
+    """Hash both vocabularies into one value; see `Dataset.vocabulary_sha256`."""
+    return hashlib.sha256(f"{entities.sha256}\n{relations.sha256}\n".encode()).hexdigest()
+
+
+def is_dataset(folder: Path) -> bool:
+    """Whether `folder` holds a prepared dataset."""
+    return (folder / MANIFEST).is_file()
+
+
+def open_dataset(folder: Path) -> Dataset:
+    """Open what `prepare` wrote.
+
+    Raises:
+        DataError: It is not a prepared dataset, or of a format this version does not know.
+    """
+    path = folder / MANIFEST
+    try:
+        info = read_json(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder}: not a prepared dataset: {error}") from error
+    if not isinstance(info, dict) or info.get("format") != FORMAT:
+        raise DataError(f"{path}: not a {FORMAT} file")
+    return Dataset(folder, info)
+
+
+def clone_dataset(dataset: Dataset, folder: Path) -> Dataset:
+    """Give `folder` the same dataset, without a second copy of the bytes where the file system allows it."""
+    with replacing_directory(folder) as temporary:
+        for source in sorted(dataset.folder.iterdir()):
+            if source.name == MANIFEST or source.suffix in {".npy", ".parquet"}:
+                link_or_copy(source, temporary / source.name)
+    return open_dataset(folder)

@@ -1,0 +1,212 @@
+"""From text to a prepared dataset: labels become ids, and no line is lost.
+
+For every file, lines = triples + duplicates + blank. A malformed line stops everything before
+anything is written.
+
+Labels are dictionary-encoded block by block, so memory is bounded by the distinct labels of each
+block and the codes of all triples, never by the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kgshard.data.dataset import FORMAT, MANIFEST, SPLITS, Dataset, Triples, open_dataset, vocabulary_sha256
+from kgshard.data.readers import read_triples
+from kgshard.data.sources import Source
+from kgshard.errors import DataError
+from kgshard.files import file_sha256, replacing, replacing_directory, write_json
+from kgshard.vocabulary import Vocabulary, hash_order
+
+_Codes = npt.NDArray[np.int64]
+
+
+def prepare(source: Source, folder: Path) -> Dataset:
+    """Read `source`, number its labels, and write a prepared dataset at `folder`.
+
+    Duplicates within a split are dropped (the first stays) and counted. Entities and relations that
+    only valid or test name get ids too.
+
+    Raises:
+        DataError: A line is malformed (`file:line`), or train holds no triple.
+    """
+    entities, relations = _Encoder("entity"), _Encoder("relation")
+    read = {split: _read_split(path, entities, relations) for split, path in source.files.items()}
+    if not read["train"].num_triples:
+        raise DataError(f"{source.files['train']}: no triples")
+    entity_labels, entity_ids = entities.finish()
+    relation_labels, relation_ids = relations.finish()
+    dtype = np.int32 if max(len(entity_labels), len(relation_labels)) < 2**31 else np.int64
+
+    triples = {split: np.empty((0, 3), dtype) for split in SPLITS}
+    for split, codes in read.items():
+        triples[split] = codes.decode(entity_ids, relation_ids, dtype)
+    vocabularies = _vocabularies(entity_labels, relation_labels, triples["train"])
+    info = _describe(source, read, triples, *vocabularies)
+    _write(folder, info, triples, *vocabularies)
+    return open_dataset(folder)
+
+
+class _Encoder:
+    """Turns blocks of labels into provisional codes, and those into final ids at the end."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._dictionaries: list[pa.Array] = []
+        self._size = 0
+
+    def encode(self, labels: pa.Array) -> _Codes:
+        """Return int64[I] codes; equal labels may get different codes in different blocks."""
+        encoded = labels.dictionary_encode()
+        codes: _Codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64) + self._size
+        self._dictionaries.append(encoded.dictionary)
+        self._size += len(encoded.dictionary)
+        return codes
+
+    def finish(self) -> tuple[pa.Array, _Codes]:
+        """Return the distinct labels in hash order, and int64[codes]: the id that each code stands for."""
+        if not self._dictionaries:
+            return pa.array([], pa.large_string()), np.empty(0, np.int64)
+        merged = pa.concat_arrays(self._dictionaries).dictionary_encode()
+        order = hash_order(merged.dictionary)
+        id_of_position = np.empty(len(order), np.int64)
+        id_of_position[order] = np.arange(len(order))
+        return merged.dictionary.take(pa.array(order)), id_of_position[merged.indices.to_numpy()]
+
+
+@dataclass(slots=True)
+class _SplitCodes:
+    """What one file held, in provisional codes."""
+
+    path: Path
+    heads: list[_Codes] = field(default_factory=list)
+    relations: list[_Codes] = field(default_factory=list)
+    tails: list[_Codes] = field(default_factory=list)
+    num_lines: int = 0
+    num_blank: int = 0
+
+    @property
+    def num_triples(self) -> int:
+        return sum(map(len, self.heads))
+
+    def decode(self, entity_ids: _Codes, relation_ids: _Codes, dtype: npt.DTypeLike) -> Triples:
+        """Return the distinct triples [n, 3] in file order."""
+        triples = np.empty((self.num_triples, 3), dtype)
+        columns = (
+            (0, self.heads, entity_ids),
+            (1, self.relations, relation_ids),
+            (2, self.tails, entity_ids),
+        )
+        for column, blocks, ids in columns:
+            if blocks:
+                triples[:, column] = ids[np.concatenate(blocks)]
+        return triples[first_occurrences(triples)]
+
+
+def _read_split(path: Path, entities: _Encoder, relations: _Encoder) -> _SplitCodes:
+    codes = _SplitCodes(path)
+    for block in read_triples(path):
+        codes.heads.append(entities.encode(block.heads))
+        codes.relations.append(relations.encode(block.relations))
+        codes.tails.append(entities.encode(block.tails))
+        codes.num_lines += block.num_lines
+        codes.num_blank += block.num_blank
+    return codes
+
+
+def first_occurrences(triples: Triples) -> npt.NDArray[np.int64]:
+    """Return the ascending positions of the first of each distinct row."""
+    if len(triples) == 0:
+        return np.empty(0, np.int64)
+    order = np.lexsort((triples[:, 2], triples[:, 1], triples[:, 0]))  # stable: the first comes first
+    ordered = triples[order]
+    is_first = np.ones(len(order), bool)
+    is_first[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    return np.sort(order[is_first])
+
+
+def _vocabularies(
+    entity_labels: pa.Array, relation_labels: pa.Array, train: Triples
+) -> tuple[Vocabulary, Vocabulary]:
+    entity_degrees = np.bincount(train[:, 0], minlength=len(entity_labels))
+    entity_degrees += np.bincount(train[:, 2], minlength=len(entity_labels))
+    relation_degrees = np.bincount(train[:, 1], minlength=len(relation_labels))
+    return (
+        Vocabulary(entity_labels, entity_degrees, kind="entity"),
+        Vocabulary(relation_labels, relation_degrees, kind="relation"),
+    )
+
+
+def _describe(
+    source: Source,
+    read: dict[str, _SplitCodes],
+    triples: dict[str, Triples],
+    entities: Vocabulary,
+    relations: Vocabulary,
+) -> dict[str, Any]:
+    splits: dict[str, dict[str, object]] = {split: {"triples": len(triples[split])} for split in SPLITS}
+    for split, codes in read.items():
+        splits[split] |= {
+            "source": codes.path.name,
+            "sha256": file_sha256(codes.path),
+            "lines": codes.num_lines,
+            "duplicates": codes.num_triples - len(triples[split]),
+            "blank": codes.num_blank,
+        }
+    return {
+        "format": FORMAT,
+        "name": source.name,
+        "num_entities": len(entities),
+        "num_relations": len(relations),
+        "splits": splits,
+        "unseen_in_train": {
+            split: _num_with_unseen_entity(triples[split], entities.degrees) for split in ("valid", "test")
+        },
+        "vocabulary_sha256": vocabulary_sha256(entities, relations),
+    }
+
+
+def _num_with_unseen_entity(triples: Triples, degrees: npt.NDArray[np.int64]) -> int:
+    unseen = degrees == 0
+    return int((unseen[triples[:, 0]] | unseen[triples[:, 2]]).sum())
+
+
+def _write(
+    folder: Path,
+    info: dict[str, Any],
+    triples: dict[str, Triples],
+    entities: Vocabulary,
+    relations: Vocabulary,
+) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with replacing_directory(folder) as temporary:
+        entities.save(temporary / "entities.parquet")
+        relations.save(temporary / "relations.parquet")
+        for split in SPLITS:
+            save_array(temporary / f"{split}.npy", triples[split])
+        write_json(temporary / MANIFEST, info)
+
+
+def save_array(path: Path, array: npt.NDArray[Any]) -> None:
+    """Write an .npy file in C order, whole or not at all."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        np.save(file, np.ascontiguousarray(array), allow_pickle=False)
+
+
+def summary_lines(info: dict[str, Any]) -> Sequence[str]:
+    """Say in words what became of every line of every file."""
+    lines = [f"{info['num_entities']:,} entities, {info['num_relations']:,} relations"]
+    for split, counts in info["splits"].items():
+        if "lines" in counts:
+            lines.append(
+                f"{split}: {counts['lines']:,} lines = {counts['triples']:,} triples"
+                f" + {counts['duplicates']:,} duplicates + {counts['blank']:,} blank"
+            )
+    return lines

@@ -1,0 +1,175 @@
+"""The seam between arithmetic and communication: what training needs from the other ranks.
+
+Before any payload moves, every rank announces to all what it is about to send and what it expects to
+receive. All ranks check the same announcements, so they all stop, with the same words, or none does:
+gloo would hand out uninitialised memory when sizes disagree, and say nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kgshard.errors import ExchangeMismatchError, RankFailureError
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8)
+_UNKNOWN = -1
+"""Stands for "no expectation" in an announcement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What one rank says before an all_to_all."""
+
+    call: int
+    """How many all_to_all calls this rank made before; ranks that drift apart differ here."""
+    dtype: int
+    """Position in _DTYPES."""
+    width: int
+    """Elements for each row."""
+    sends: list[int]
+    """Rows it sends to each rank."""
+    expects: list[int]
+    """Rows it expects from each rank, or -1 where any number will do."""
+
+    def to_list(self) -> list[int]:
+        return [self.call, self.dtype, self.width, *self.sends, *self.expects]
+
+    @staticmethod
+    def from_list(numbers: list[int], world_size: int) -> Announcement:
+        call, dtype, width, *counts = numbers
+        return Announcement(call, dtype, width, counts[:world_size], counts[world_size:])
+
+
+def check_announcements(announced: Sequence[Announcement]) -> None:
+    """Compare what ranks send with what their peers expect; `announced[r]` is rank r's.
+
+    Raises:
+        ExchangeMismatchError: Naming the first pair of ranks that disagree.
+    """
+    first = announced[0]
+    for rank, other in enumerate(announced):
+        for what in ("call", "dtype", "width"):
+            said, wanted = getattr(other, what), getattr(first, what)
+            if said != wanted:
+                raise ExchangeMismatchError(
+                    f"exchange mismatch rank {rank}→0: announced {what} {_show(what, said)},"
+                    f" expected {_show(what, wanted)}"
+                )
+    for receiver, receiving in enumerate(announced):
+        for sender, expected in enumerate(receiving.expects):
+            count = announced[sender].sends[receiver]
+            if expected not in (_UNKNOWN, count):
+                raise ExchangeMismatchError(
+                    f"exchange mismatch rank {sender}→{receiver}: announced {count}, expected {expected}"
+                )
+
+
+def _show(what: str, value: int) -> str:
+    return str(_DTYPES[value]) if what == "dtype" else str(value)
+
+
+class Exchange(ABC):
+    """Collective calls among ranks. Every rank must make the same calls in the same order."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    """Where tensors handed to this exchange must live."""
+
+    def __init__(self) -> None:
+        self._num_calls = 0
+
+    def all_to_all(self, chunks: Sequence[Tensor], expected: Sequence[int] | None = None) -> list[Tensor]:
+        """Send chunks[r] to rank r; return what each rank sent here, in rank order.
+
+        Args:
+            chunks: One tensor for each rank, [n_r] or [n_r, width]. Lengths may differ, zero included;
+                dtype and width must agree on all ranks.
+            expected: How many rows each rank will send here, where that is known.
+
+        Raises:
+            ExchangeMismatchError: Ranks disagree. Raised on every rank, before any payload is used.
+        """
+        announcement = Announcement(
+            call=self._num_calls,
+            dtype=_DTYPES.index(chunks[0].dtype),
+            width=chunks[0].shape[1] if chunks[0].dim() == 2 else 1,
+            sends=[len(chunk) for chunk in chunks],
+            expects=list(expected) if expected is not None else [_UNKNOWN] * self.world_size,
+        )
+        self._num_calls += 1
+        announced = [
+            Announcement.from_list(numbers, self.world_size)
+            for numbers in self._all_gather(announcement.to_list())
+        ]
+        check_announcements(announced)
+        return self._move(chunks, [other.sends[self.rank] for other in announced])
+
+    def gather_bytes(self, payload: bytes) -> list[bytes]:
+        """Return every rank's payload, in rank order, on every rank."""
+        chunk = (
+            torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+            if payload
+            else torch.empty(0, dtype=torch.uint8)
+        )
+        received = self.all_to_all([chunk.to(self.device)] * self.world_size)
+        return [bytes(part.cpu().numpy().tobytes()) for part in received]
+
+    def share_failure(self, error: BaseException | None) -> None:
+        """Raise on every rank if any rank failed. Ranks call this where one of them may have stumbled.
+
+        Raises:
+            KgshardError: The rank's own error, on the rank that failed.
+            RankFailureError: Elsewhere, naming that rank and its error.
+        """
+        message = f"{type(error).__name__}: {error}" if error is not None else ""
+        failures = self.gather_bytes(message.encode())
+        if error is not None:
+            raise error
+        for rank, failure in enumerate(failures):
+            if failure:
+                raise RankFailureError(f"rank {rank}: {failure.decode()}")
+
+    @abstractmethod
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Return the elementwise sum over ranks; the argument may be overwritten."""
+
+    @abstractmethod
+    def _all_gather(self, numbers: list[int]) -> list[list[int]]:
+        """Return every rank's numbers, in rank order. All lists have one length."""
+
+    @abstractmethod
+    def _move(self, chunks: Sequence[Tensor], counts: list[int]) -> list[Tensor]:
+        """Carry out an all_to_all whose counts (rows from each rank) were checked."""
+
+
+class SingleExchange(Exchange):
+    """A world of one rank: everything sent comes back."""
+
+    rank = 0
+    world_size = 1
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        super().__init__()
+        self.device = torch.device(device)
+
+    def all_to_all(self, chunks: Sequence[Tensor], expected: Sequence[int] | None = None) -> list[Tensor]:
+        if expected is not None and expected[0] != len(chunks[0]):
+            raise ExchangeMismatchError(
+                f"exchange mismatch rank 0→0: announced {len(chunks[0])}, expected {expected[0]}"
+            )
+        return list(chunks)
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def _all_gather(self, numbers: list[int]) -> list[list[int]]:
+        return [numbers]
+
+    def _move(self, chunks: Sequence[Tensor], counts: list[int]) -> list[Tensor]:
+        return list(chunks)

@@ -1,0 +1,155 @@
+"""How kgshard writes to disk: everything appears whole at its final name, or not at all.
+
+Every writer in the project goes through `replacing` (one file) or `replacing_directory`
+(a folder): a temporary sibling is filled, synced, renamed over the final name, and the
+parent folder is synced. Temporary names start with TEMPORARY_PREFIX.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+TEMPORARY_PREFIX = ".kgshard-tmp-"
+_BLOCK_BYTES = 1 << 22
+
+
+def temporary_sibling(path: Path) -> Path:
+    """Return an unused name in the same folder, so that a rename stays within one file system."""
+    return path.with_name(f"{TEMPORARY_PREFIX}{uuid.uuid4().hex[:12]}-{path.name}")
+
+
+def sync(path: Path) -> None:
+    """Flush a file's or a folder's own entry to stable storage."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def place(temporary: Path, path: Path) -> None:
+    """Rename a finished, synced file or folder to its final name and make the name durable."""
+    os.replace(temporary, path)
+    sync(path.parent)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary sibling of `path`; on success it is synced and renamed over `path`.
+
+    On an exception the temporary file is removed and whatever was at `path` stays.
+    """
+    temporary = temporary_sibling(path)
+    try:
+        yield temporary
+        sync(temporary)
+        place(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def replacing_directory(path: Path) -> Iterator[Path]:
+    """Yield a fresh temporary folder; on success its files are synced and it becomes `path`.
+
+    A folder already at `path` is moved aside first and removed only after the new one is in place. On an
+    exception nothing is left, missing parents that were made included.
+    """
+    temporary = temporary_sibling(path)
+    new_parents = [parent for parent in path.parents if not parent.exists()]
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        sync_tree(temporary)
+        if path.exists():
+            aside = temporary_sibling(path)
+            os.replace(path, aside)
+            place(temporary, path)
+            shutil.rmtree(aside)
+        else:
+            place(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        for parent in new_parents:
+            with suppress(OSError):
+                parent.rmdir()
+        raise
+
+
+def sync_tree(folder: Path) -> None:
+    """Sync every file below `folder`, then every folder, innermost first."""
+    for parent, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            sync(Path(parent, name))
+        sync(Path(parent))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(text.encode())
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write one JSON value, indented and with a final newline, whole or not at all."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read one JSON value."""
+    return json.loads(path.read_bytes())
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def copy_bytes(source: BinaryIO, offset: int, length: int, target: BinaryIO) -> None:
+    """Append `length` bytes of `source`, from `offset` on, to `target`.
+
+    The kernel copies where the file systems allow it (`copy_file_range`), so no byte passes through
+    this process; elsewhere blocks of 4 MiB do. Memory does not depend on `length`.
+
+    Raises:
+        EOFError: `source` ends early.
+    """
+    target.flush()
+    while length:
+        copied = _copy_block(source, offset, length, target)
+        if copied == 0:
+            raise EOFError(f"{source.name}: ends {length} bytes early")
+        offset += copied
+        length -= copied
+
+
+def _copy_block(source: BinaryIO, offset: int, length: int, target: BinaryIO) -> int:
+    try:
+        copied = os.copy_file_range(source.fileno(), target.fileno(), min(length, 1 << 30), offset)
+    except OSError:
+        block = os.pread(source.fileno(), min(length, _BLOCK_BYTES), offset)
+        copied = 0
+        while copied < len(block):
+            copied += os.write(target.fileno(), block[copied:])
+    return copied
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give `source` a second name, or copy it where that cannot be done.
+
+    Safe because kgshard never changes a finished file in place.
+    """
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,129 @@
+"""Starting ranks on this machine and hearing how they end. No torch here.
+
+`run_on_ranks` starts one process a rank (`python -m kgshard.rank JOB`), which meet through a file,
+not a port, so that two launches on one machine cannot join each other. The first rank that fails ends
+the others; its own words are passed on.
+
+    JOB/
+        job.json        task, arguments, world size
+        rendezvous      made by torch.distributed
+        result.json     what the task returned on rank 0
+        error-R.json    what rank R said when it failed
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from kgshard.errors import ConfigError, KgshardError, RankFailureError
+from kgshard.files import read_json, write_json
+
+_POLL_SECONDS = 0.02
+_WORDS_SECONDS = 2.0
+_GRACE_SECONDS = 5.0
+"""From a polite end to SIGKILL."""
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def check_nproc(nproc: int) -> None:
+    """Raise ConfigError where ranks cannot be that many."""
+    if nproc < 1:
+        raise ConfigError(f"--nproc-per-node must be >= 1, got {nproc}")
+
+
+def run_on_ranks(task: str, arguments: dict[str, Any], nproc: int) -> dict[str, Any]:
+    """Run a task of kgshard.rank on `nproc` ranks of this machine; return rank 0's result.
+
+    Raises:
+        KgshardError: A rank failed; with its message and exit code.
+        RankFailureError: A rank died without a word; names rank, pid and how it ended.
+    """
+    with tempfile.TemporaryDirectory(prefix="kgshard-") as name:
+        folder = Path(name)
+        write_json(folder / "job.json", {"task": task, "arguments": arguments, "world_size": nproc})
+        ranks = [_start(folder, rank, nproc) for rank in range(nproc)]
+        try:
+            failed = _wait(ranks)
+            if failed is not None:
+                _let_speak(ranks)
+        finally:
+            _end(ranks)
+        if failed is not None:
+            raise _failure(folder, failed, ranks[failed])
+        result: dict[str, Any] = read_json(folder / "result.json")
+        return result
+
+
+def _start(folder: Path, rank: int, world_size: int) -> subprocess.Popen[bytes]:
+    environment = os.environ | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "KGSHARD_RENDEZVOUS": f"file://{folder / 'rendezvous'}",
+        "OMP_NUM_THREADS": str(max(1, num_cores() // world_size)),
+        # Ranks of one machine talk over the loopback interface, whatever its host name resolves to.
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
+    }
+    command = [sys.executable, "-m", "kgshard.rank", str(folder)]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+
+
+def _wait(ranks: list[subprocess.Popen[bytes]]) -> int | None:
+    """Wait for all to end well, or for one to fail; return the rank that failed, or None."""
+    running = dict(enumerate(ranks))
+    while running:
+        for rank, process in list(running.items()):
+            code = process.poll()
+            if code == 0:
+                del running[rank]
+            elif code is not None:
+                return rank
+        time.sleep(_POLL_SECONDS)
+    return None
+
+
+def _let_speak(ranks: list[subprocess.Popen[bytes]]) -> None:
+    """Give the others a moment: a rank may lose its peer before that peer has said why it failed."""
+    deadline = time.monotonic() + _WORDS_SECONDS
+    while time.monotonic() < deadline and any(process.poll() is None for process in ranks):
+        time.sleep(_POLL_SECONDS)
+
+
+def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
+    """Leave no rank behind."""
+    for process in ranks:
+        if process.poll() is None:
+            process.terminate()
+    deadline = time.monotonic() + _GRACE_SECONDS
+    for process in ranks:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _failure(folder: Path, rank: int, process: subprocess.Popen[bytes]) -> KgshardError:
+    said = [read_json(path) for path in sorted(folder.glob("error-*.json"))]
+    # Those who only lost a peer come last.
+    said.sort(key=lambda words: bool(words["kind"] == RankFailureError.__name__))
+    if said and (said[0]["kind"] != RankFailureError.__name__ or process.returncode >= 0):
+        error = KgshardError(said[0]["message"])
+        error.exit_code = said[0]["exit_code"]
+        return error
+    code = process.returncode
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return RankFailureError(f"rank {rank} (pid {process.pid}) ended by {how}, with no message")

@@ -1,0 +1,37 @@
+"""RotatE: -||h e^(i theta) - t||_2 over complex numbers, theta = the relation's angles (Sun et al., 2019).
+
+Entity rows are halves [real | imaginary]; a relation row is dim / 2 angles in radians. The distance is
+the 2-norm of the whole difference (the paper sums moduli; PyKEEN and dicee take the 2-norm), which is
+what an L2 index searches. A rotation keeps lengths, so the heads' query is the tail turned back.
+"""
+
+import math
+
+from kgshard.models.arrays import Array, concat, cos, halves, sin
+from kgshard.models.scoring import ComplexScoring, Init
+
+
+class RotatE(ComplexScoring):
+    """A relation rotates each complex coordinate."""
+
+    metric = "l2"
+
+    def relation_dim(self, dim: int) -> int:
+        return dim // 2
+
+    def entity_init(self, dim: int) -> Init:
+        return Init("uniform", 6 / math.sqrt(dim))
+
+    def relation_init(self, dim: int) -> Init:
+        return Init("uniform", math.pi)
+
+    def query_tails(self, heads: Array, relations: Array) -> Array:
+        return _rotate(heads, relations)
+
+    def query_heads(self, tails: Array, relations: Array) -> Array:
+        return _rotate(tails, -relations)
+
+
+def _rotate(rows: Array, angles: Array) -> Array:
+    (a, b), c, s = halves(rows), cos(angles), sin(angles)
+    return concat([a * c - b * s, a * s + b * c])

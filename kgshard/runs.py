@@ -1,0 +1,202 @@
+"""A run folder and its checkpoints, opened for reading. No torch here: merge, export and queries use it.
+
+    RUN/
+        run.json        format "kgshard.run/1": id, settings, model, data name and vocabulary hash, versions
+        data/           the prepared dataset (kgshard.data.dataset)
+        metrics.jsonl   one JSON object a line: epoch, step, loss, triples_per_second, seconds
+        LATEST          name of the newest checkpoint
+        checkpoints/step-00012000/
+            entity-00001-of-00004.safetensors ...   one shard a rank (kgshard.shards)
+            relation.safetensors                    replicated tables, once
+            manifest.json                           written last: the only source of order and of truth
+
+manifest.json, format "kgshard.checkpoint/1", names for every table its dtype, shape and pieces (file,
+rank, rows), and for every file its bytes and SHA-256. A checkpoint exists when its folder has been
+renamed into place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from kgshard.data.dataset import Dataset, open_dataset
+from kgshard.errors import DataError, RunError, ShardError
+from kgshard.files import file_sha256, read_json
+from kgshard.models.link import LinkModel
+from kgshard.shards import ENTITIES, RELATIONS, Piece, StoredTable, read_header
+
+RUN_FORMAT = "kgshard.run/1"
+CHECKPOINT_FORMAT = "kgshard.checkpoint/1"
+RUN_FILE = "run.json"
+MANIFEST_FILE = "manifest.json"
+LATEST_FILE = "LATEST"
+METRICS_FILE = "metrics.jsonl"
+
+
+def checkpoint_name(step: int) -> str:
+    """Return the folder name of a checkpoint."""
+    return f"step-{step:08d}"
+
+
+def shard_name(rank: int, world_size: int) -> str:
+    """Return the file name of one rank's entity shard. For people: order comes from the manifest."""
+    return f"entity-{rank + 1:05d}-of-{world_size:05d}.safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One complete checkpoint."""
+
+    folder: Path
+    manifest: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        return int(self.manifest["step"])
+
+    @property
+    def world_size(self) -> int:
+        return int(self.manifest["world_size"])
+
+    @cached_property
+    def entities(self) -> StoredTable:
+        """The entity table, float[num_entities, dim], in as many pieces as there were ranks."""
+        return self._table(ENTITIES)
+
+    @cached_property
+    def relations(self) -> StoredTable:
+        """The relation table, float[relation rows, relation_dim]."""
+        return self._table(RELATIONS)
+
+    def _table(self, name: str) -> StoredTable:
+        entry = self.manifest["tables"][name]
+        pieces = [self._piece(name, piece) for piece in entry["pieces"]]
+        table = StoredTable(name, pieces)
+        if list(table.shape) != entry["shape"] or table.dtype != entry["dtype"]:
+            raise ShardError(
+                f"{self.folder}: the pieces of {name} make {table.dtype} {list(table.shape)}, "
+                f"but {MANIFEST_FILE} says {entry['dtype']} {entry['shape']}"
+            )
+        return table
+
+    def _piece(self, name: str, entry: dict[str, Any]) -> Piece:
+        path = self.folder / entry["file"]
+        tensors, _ = read_header(path)
+        if name not in tensors:
+            raise ShardError(f"{path}: holds no tensor {name}", file=str(path), rank=entry["rank"])
+        return Piece(path, range(*entry["rows"]), tensors[name])
+
+    def verify(self) -> Iterator[Path]:
+        """Yield every file after its SHA-256 was found right.
+
+        Raises:
+            ShardError: Naming the first file that is not what the manifest says.
+        """
+        for name, entry in self.manifest["files"].items():
+            path = self.folder / name
+            if file_sha256(path) != entry["sha256"]:
+                raise ShardError(f"{path}: SHA-256 differs from {MANIFEST_FILE}", file=str(path))
+            yield path
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Open a checkpoint folder; every file must be there with its length.
+
+    Raises:
+        ShardError: The manifest is missing or wrong, or a file is missing or of another length.
+    """
+    path = folder / MANIFEST_FILE
+    try:
+        manifest = read_json(path)
+    except (OSError, ValueError) as error:
+        raise ShardError(f"{folder}: not a complete checkpoint: {error}", file=str(path)) from error
+    if not isinstance(manifest, dict) or manifest.get("format") != CHECKPOINT_FORMAT:
+        raise ShardError(f"{path}: not a {CHECKPOINT_FORMAT} file", file=str(path))
+    _check_files(folder, manifest)
+    return Checkpoint(folder, manifest)
+
+
+def _check_files(folder: Path, manifest: dict[str, Any]) -> None:
+    ranks = {piece["file"]: piece["rank"] for piece in manifest["tables"][ENTITIES]["pieces"]}
+    for name, entry in manifest["files"].items():
+        path, rank = folder / name, ranks.get(name)
+        whose = f" (rank {rank})" if rank is not None else ""
+        if Path(name).name != name or not path.is_file():
+            raise ShardError(f"{path}: missing{whose}", file=str(path), rank=rank)
+        if path.stat().st_size != entry["bytes"]:
+            raise ShardError(
+                f"{path}: {path.stat().st_size} bytes, expected {entry['bytes']}{whose}",
+                file=str(path),
+                rank=rank,
+            )
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished or unfinished training run."""
+
+    folder: Path
+    info: dict[str, Any]
+    """The content of run.json."""
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        return open_dataset(self.folder / "data")
+
+    @cached_property
+    def model(self) -> LinkModel:
+        return LinkModel.from_dict(self.info["model"])
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The newest checkpoint.
+
+        Raises:
+            RunError: There is none yet.
+            ShardError: It is damaged, or belongs to another run or vocabulary.
+        """
+        path = self.folder / LATEST_FILE
+        if not path.is_file():
+            raise RunError(f"{self.folder}: no checkpoint yet; training did not get that far")
+        checkpoint = open_checkpoint(self.folder / "checkpoints" / path.read_text().strip())
+        self._check_belongs(checkpoint)
+        return checkpoint
+
+    def _check_belongs(self, checkpoint: Checkpoint) -> None:
+        ours = {"run_id": self.info["id"], "vocabulary_sha256": self.dataset.vocabulary_sha256}
+        for key, value in ours.items():
+            if checkpoint.manifest[key] != value:
+                raise ShardError(f"{checkpoint.folder}: {key} is not that of {self.folder}; files were mixed")
+
+
+def is_run(folder: Path) -> bool:
+    """Whether `folder` holds a run."""
+    return (folder / RUN_FILE).is_file()
+
+
+def open_run(folder: str | Path) -> Run:
+    """Open a run folder.
+
+    Raises:
+        RunError: It is not one, or of a format this version does not know.
+    """
+    folder = Path(folder)
+    if not is_run(folder):
+        what = "not a run (no run.json)" if folder.is_dir() else "no such run folder"
+        raise RunError(f"{folder}: {what}")
+    try:
+        info = read_json(folder / RUN_FILE)
+    except ValueError as error:
+        raise RunError(f"{folder / RUN_FILE}: {error}") from error
+    if not isinstance(info, dict) or info.get("format") != RUN_FORMAT:
+        raise RunError(f"{folder / RUN_FILE}: not a {RUN_FORMAT} file")
+    run = Run(folder, info)
+    try:
+        run.dataset  # noqa: B018 - opened now, so that a damaged run is refused at the door
+    except DataError as error:
+        raise RunError(str(error)) from error
+    return run

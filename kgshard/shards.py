@@ -1,0 +1,277 @@
+"""Safetensors files by byte range: headers, whole tables spread over shards, blocks in and out.
+
+A shard is an ordinary safetensors file. Every shard of a table holds the same tensor name and says in
+its metadata where its rows begin, the way PyTorch's distributed checkpoints do:
+
+    8 bytes   length of the header, little-endian
+    header    JSON: {"__metadata__": {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO":
+              '{"entity_embedding.weight": {"saved_offsets": [row_start, 0]}}'},
+              "entity_embedding.weight": {"dtype": "F32", "shape": [rows, dim], "data_offsets": [0, n]}}
+    data      rows in C order, little-endian
+
+so torch's HuggingFaceStorageReader and consolidate_safetensors_files read a folder of them. The header
+is parsed here, and strictly, because merge and export move byte ranges, which the safetensors package
+does not offer. No torch in this module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from kgshard.errors import ShardError
+
+ENTITIES = "entity_embedding.weight"
+RELATIONS = "relation_embedding.weight"
+_MAX_HEADER_BYTES = 100_000_000
+
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1}
+_STORED_AS: dict[str, str] = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "I64": "<i8",
+    "I32": "<i4",
+}
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor lies in its file."""
+
+    dtype: str
+    """As safetensors spells it: F32, BF16, ..."""
+    shape: tuple[int, ...]
+    offset: int
+    """Bytes from the start of the file."""
+
+    @property
+    def num_bytes(self) -> int:
+        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
+
+
+def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """Return the tensors of a safetensors file by name, and its metadata.
+
+    Stricter than the safetensors package: the header must begin with "{", no key may occur twice, and
+    the tensors must cover the data without gap or overlap.
+
+    Raises:
+        ShardError: The file is missing or breaks one of these rules.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
+                raise ValueError(f"header length {length} in a file of {size} bytes")
+            raw = file.read(length)
+        if not raw.startswith(b"{"):
+            raise ValueError("the header does not begin with '{'")
+        header = json.loads(raw, object_pairs_hook=_distinct_keys)
+        metadata = _metadata(header.pop("__metadata__", {}))
+        return _tensors(header, data_start=8 + length, file_size=size), metadata
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ShardError(f"{path}: not a safetensors file: {error}", file=str(path)) from error
+
+
+def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key occurs twice in the header")
+    return value
+
+
+def _metadata(value: object) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise ValueError("__metadata__ must map text to text")
+    return value
+
+
+def _tensors(header: dict[str, Any], *, data_start: int, file_size: int) -> dict[str, TensorInfo]:
+    tensors = {}
+    position = 0
+    for name, entry in sorted(header.items(), key=lambda item: (item[1]["data_offsets"], item[0])):
+        shape, (start, stop) = tuple(entry["shape"]), entry["data_offsets"]
+        if entry["dtype"] not in ITEM_BYTES:
+            raise ValueError(f"tensor {name!r} has the unknown dtype {entry['dtype']!r}")
+        if not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
+            raise ValueError(f"tensor {name!r}: shape and offsets must be integers >= 0")
+        tensors[name] = TensorInfo(entry["dtype"], shape, data_start + start)
+        if start != position or stop - start != tensors[name].num_bytes:
+            raise ValueError(f"tensor {name!r} does not fill bytes {position}..{stop} of the data")
+        position = stop
+    if data_start + position != file_size:
+        raise ValueError(f"data ends at byte {data_start + position}, the file at {file_size}")
+    return tensors
+
+
+def header_bytes(tensors: dict[str, tuple[str, Sequence[int]]], metadata: dict[str, str]) -> bytes:
+    """Return the start of a safetensors file whose data follow in the order given.
+
+    Args:
+        tensors: Name to dtype and shape.
+        metadata: Text to text.
+    """
+    header: dict[str, object] = {"__metadata__": metadata}
+    position = 0
+    for name, (dtype, shape) in tensors.items():
+        stop = position + ITEM_BYTES[dtype] * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, stop]}
+        position = stop
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # Data start on 8 bytes, so that they can be mapped as numbers.
+    return len(text).to_bytes(8, "little") + text
+
+
+def sharding_metadata(name: str, row_start: int) -> dict[str, str]:
+    """Return the metadata by which PyTorch's distributed checkpoints place a shard in its table."""
+    return {
+        "format": "pt",
+        "DCP_VERSION": "1.0",
+        "DCP_SHARDING_INFO": json.dumps({name: {"saved_offsets": [row_start, 0]}}),
+    }
+
+
+def write_blocks(file: BinaryIO, blocks: Iterable[bytes | memoryview]) -> tuple[int, str]:
+    """Write blocks one after the other; return the bytes written and their SHA-256."""
+    digest, size = hashlib.sha256(), 0
+    for block in blocks:
+        file.write(block)
+        digest.update(block)
+        size += len(block)
+    return size, digest.hexdigest()
+
+
+def widen(stored: npt.NDArray[Any], dtype: str) -> Floats:
+    """Return stored values as float32, exactly (bfloat16 lies in memory as its 16 bits)."""
+    if dtype == "BF16":
+        return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return stored.astype(np.float32, copy=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some rows of a table, in one file."""
+
+    path: Path
+    rows: range
+    """The global rows it holds."""
+    info: TensorInfo
+
+
+class StoredTable:
+    """A table on disk, whole or in shards, read by row without loading it.
+
+    Rows are memory-mapped; what a caller gets is float32.
+    """
+
+    def __init__(self, name: str, pieces: Sequence[Piece]) -> None:
+        """Put pieces together.
+
+        Args:
+            name: The tensor's name, for messages.
+            pieces: In row order, covering rows 0..n without gap or overlap.
+
+        Raises:
+            ShardError: They do not, or their dtypes or widths differ.
+        """
+        self.name = name
+        self.pieces = list(pieces)
+        self.dtype = pieces[0].info.dtype
+        self.dim = pieces[0].info.shape[1]
+        self._stops = np.array([piece.rows.stop for piece in pieces], np.int64)
+        self._mapped: dict[int, npt.NDArray[Any]] = {}
+        self._check()
+
+    def _check(self) -> None:
+        position = 0
+        for piece in self.pieces:
+            expected = (len(piece.rows), self.dim)
+            if piece.rows.start != position:
+                raise ShardError(f"{piece.path}: begins at row {piece.rows.start}, expected {position}")
+            if piece.info.shape != expected or piece.info.dtype != self.dtype:
+                raise ShardError(
+                    f"{piece.path}: {self.name} is {piece.info.dtype} {list(piece.info.shape)}, "
+                    f"expected {self.dtype} {list(expected)}",
+                    file=str(piece.path),
+                )
+            position = piece.rows.stop
+        self.num_rows = position
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.num_rows, self.dim
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the values, as stored."""
+        return ITEM_BYTES[self.dtype] * self.num_rows * self.dim
+
+    def _stored(self, index: int) -> npt.NDArray[Any]:
+        if index not in self._mapped:
+            info = self.pieces[index].info
+            kind = np.dtype(_STORED_AS[info.dtype])
+            self._mapped[index] = (
+                np.memmap(self.pieces[index].path, kind, "r", info.offset, info.shape)
+                if math.prod(info.shape)
+                else np.empty(info.shape, kind)
+            )
+        return self._mapped[index]
+
+    def read(self, rows: range) -> Floats:
+        """Return float32[len(rows), dim]: consecutive rows."""
+        parts = []
+        for index, piece in enumerate(self.pieces):
+            start, stop = max(rows.start, piece.rows.start), min(rows.stop, piece.rows.stop)
+            if start < stop:
+                stored = self._stored(index)[start - piece.rows.start : stop - piece.rows.start]
+                parts.append(widen(stored, self.dtype))
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts) if parts else np.empty((0, self.dim), np.float32)
+
+    def blocks(self, rows: range | None = None, *, size: int = 16384) -> Iterator[tuple[range, Floats]]:
+        """Yield the rows in order, in blocks of at most `size`."""
+        rows = rows if rows is not None else range(self.num_rows)
+        for start in range(rows.start, rows.stop, size):
+            block = range(start, min(start + size, rows.stop))
+            yield block, self.read(block)
+
+    def gather(self, ids: npt.NDArray[np.integer[Any]] | Sequence[int]) -> Floats:
+        """Return float32[I, dim]: the rows of `ids`, in their order.
+
+        Raises:
+            IndexError: An id is outside the table.
+        """
+        wanted = np.asarray(ids, np.int64)
+        if len(wanted) and not (wanted.min() >= 0 and wanted.max() < self.num_rows):
+            wrong = wanted[(wanted < 0) | (wanted >= self.num_rows)][0]
+            raise IndexError(f"row {wrong} is outside a table of {self.num_rows} rows")
+        gathered = np.empty((len(wanted), self.dim), np.float32)
+        owners = np.searchsorted(self._stops, wanted, side="right")
+        for index in np.unique(owners).tolist():
+            here = owners == index
+            local = wanted[here] - self.pieces[index].rows.start
+            gathered[here] = widen(self._stored(index)[local], self.dtype)
+        return gathered
+
+
+def find_non_finite(table: StoredTable, rows: range | None = None) -> int | None:
+    """Return the first row that holds NaN or infinity, or None."""
+    for block, values in table.blocks(rows):
+        finite = np.isfinite(values).all(axis=1)
+        if not finite.all():
+            return block.start + int(np.argmin(finite))
+    return None

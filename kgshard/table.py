@@ -1,0 +1,98 @@
+"""A table cut row-wise over ranks, reached by moving rows: fetch them, push their gradients back.
+
+Shape letters: I requested ids, U distinct ids, D floats for each row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kgshard.exchange import Exchange
+from kgshard.partition import RowPartition
+from kgshard.routing import Route, RowGradient, plan_route, sum_by_row
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Rows fetched by one rank, and what is needed to send gradients back."""
+
+    route: Route
+    """What this rank asked for."""
+    rows: Tensor
+    """float[U, D]: row i is that of route.unique_ids[i]."""
+    asked_here: Tensor
+    """int64: local rows that the ranks asked this one for, in rank order."""
+    asked_counts: list[int]
+    """How many of them each rank asked for."""
+
+    @property
+    def inverse(self) -> Tensor:
+        """int64[I]: the rows of the requested ids are rows[inverse]."""
+        return self.route.inverse
+
+
+class ShardedTable:
+    """Rows partition.rows_of(rank) of a table; the other ranks hold the rest."""
+
+    def __init__(self, weight: Tensor, partition: RowPartition, exchange: Exchange) -> None:
+        """Wrap this rank's rows.
+
+        Args:
+            weight: float[local rows, D], on exchange.device.
+            partition: Which rank owns which rows.
+            exchange: The other ranks.
+        """
+        self.rows = partition.rows_of(exchange.rank)
+        if len(weight) != len(self.rows):
+            raise ValueError(f"weight has {len(weight)} rows, but rank {exchange.rank} owns {len(self.rows)}")
+        self.weight = weight
+        self.partition = partition
+        self.exchange = exchange
+
+    @torch.no_grad()
+    def fetch(self, ids: Tensor) -> Lookup:
+        """Bring the rows of `ids` here. Every rank must call this, with ids of its own (maybe none).
+
+        Two exchanges: distinct ids to their owners, rows back.
+
+        Args:
+            ids: int64[I] global ids.
+
+        Raises:
+            IndexError: An id is outside the table.
+        """
+        route = plan_route(ids, self.partition)
+        asked = self.exchange.all_to_all(route.unique_ids.split(route.counts))
+        asked_counts = [len(part) for part in asked]
+        asked_here = torch.cat(asked) - self.rows.start
+        answers = self.weight.index_select(0, asked_here)
+        received = self.exchange.all_to_all(answers.split(asked_counts), expected=route.counts)
+        rows = received[0] if len(received) == 1 else torch.cat(received)
+        return Lookup(route, rows, asked_here, asked_counts)
+
+    @torch.no_grad()
+    def push(self, lookup: Lookup, gradients: Tensor) -> RowGradient:
+        """Send gradients of fetched rows to their owners; return the sums for the rows owned here.
+
+        Args:
+            lookup: What `fetch` returned, on every rank the same call.
+            gradients: float[U, D], one for each of lookup.rows.
+        """
+        chunks = gradients.split(lookup.route.counts)
+        received = self.exchange.all_to_all(chunks, expected=lookup.asked_counts)
+        values = received[0] if len(received) == 1 else torch.cat(received)
+        if self.exchange.world_size == 1:
+            return RowGradient(lookup.asked_here, values)
+        return sum_by_row(lookup.asked_here, values)
+
+    @torch.no_grad()
+    def replicate(self, ids: Tensor) -> Tensor:
+        """Return the rows [I, D] of `ids`, which must be equal on all ranks, on every rank."""
+        local = ids - self.rows.start
+        owned = (local >= 0) & (local < len(self.rows))
+        rows = self.weight.new_zeros(len(ids), self.weight.shape[1])
+        rows[owned] = self.weight[local[owned]]
+        return self.exchange.all_reduce(rows)

@@ -1,0 +1,136 @@
+"""The composition root, on every rank: a run folder in, a trained run or its metrics out.
+
+Settings end here: what this module calls takes plain arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from kgshard.checkpoint import save_checkpoint
+from kgshard.config import TrainConfig
+from kgshard.distributed import choose_device, joined_exchange
+from kgshard.evaluation import evaluate_on_ranks
+from kgshard.exchange import Exchange
+from kgshard.initialise import fill_initial_rows
+from kgshard.launch import num_cores
+from kgshard.models.link import LinkModel
+from kgshard.optim import OPTIMIZERS
+from kgshard.partition import RowPartition
+from kgshard.progress import Progress, Silent, StderrProgress
+from kgshard.runs import METRICS_FILE, Run, open_run
+from kgshard.sampling import epoch_batches
+from kgshard.table import ShardedTable
+from kgshard.trainer import Trainer
+
+
+def train_rank(run: str, *, quiet: bool = False) -> dict[str, Any]:
+    """Train a run that `start_run` made, as one of the ranks; the same result on every rank."""
+    opened = open_run(run)
+    config = TrainConfig.from_dict(opened.info["config"])
+    with _joined(config.device) as exchange:
+        return _train(exchange, opened, config, quiet=quiet)
+
+
+def evaluate_rank(
+    run: str, *, split: str = "test", filtered: bool = True, device: str = "auto"
+) -> dict[str, Any]:
+    """Evaluate a run, as one of the ranks; see `kgshard.evaluation.evaluate_on_ranks`."""
+
+    opened = open_run(run)
+    with _joined(device) as exchange:
+        return evaluate_on_ranks(exchange, opened, split=split, filtered=filtered)
+
+
+@contextmanager
+def _joined(device_name: str) -> Iterator[Exchange]:
+
+    torch.set_num_threads(max(1, num_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    torch.set_flush_denormal(True)  # Second moments that fade away slow CPUs badly.
+    with joined_exchange(choose_device(device_name)) as exchange:
+        yield exchange
+
+
+def _train(exchange: Exchange, run: Run, config: TrainConfig, *, quiet: bool) -> dict[str, Any]:
+
+    trainer = _build_trainer(exchange, run.model, config)
+    triples = run.dataset.triples("train")
+    progress = _progress(config, len(triples), quiet=quiet or exchange.rank != 0)
+    began = time.monotonic()
+    num_steps, loss, seconds = 0, float("nan"), 0.0
+    for epoch in range(config.epochs):
+        total = 0.0
+        for batch in epoch_batches(
+            triples,
+            num_entities=run.model.num_entities,
+            batch_size=config.batch_size,
+            num_negatives=config.negatives,
+            seed=config.seed,
+            epoch=epoch,
+            rank=exchange.rank,
+            world_size=exchange.world_size,
+            device=exchange.device,
+        ):
+            step_loss = trainer.step(batch)
+            total += step_loss * batch.global_size
+            num_steps += 1
+            progress.step(epoch=epoch + 1, step=num_steps, loss=step_loss, num_triples=batch.global_size)
+        loss, seconds = total / len(triples), time.monotonic() - began
+        if exchange.rank == 0:
+            _log(run, epoch=epoch + 1, step=num_steps, loss=loss, seconds=seconds)
+    progress.close()
+    folder = save_checkpoint(run, trainer.table, trainer.relations, step=num_steps, epoch=config.epochs)
+    return {
+        "run": str(run.folder),
+        "checkpoint": str(folder),
+        "epochs": config.epochs,
+        "seconds": seconds,
+        "metrics": {"loss": loss, "triples_per_second": config.epochs * len(triples) / max(seconds, 1e-9)},
+    }
+
+
+def _build_trainer(exchange: Exchange, model: LinkModel, config: TrainConfig) -> Trainer:
+
+    partition = RowPartition(model.num_entities, exchange.world_size)
+    rows = partition.rows_of(exchange.rank)
+    entities = torch.empty(len(rows), model.dim, device=exchange.device)
+    relations = torch.empty(model.num_relation_rows, model.relation_dim, device=exchange.device)
+    scoring = model.scoring
+    fill_initial_rows(entities, scoring.entity_init(model.dim), seed=config.seed, table="entity", rows=rows)
+    fill_initial_rows(
+        relations,
+        scoring.relation_init(model.dim),
+        seed=config.seed,
+        table="relation",
+        rows=range(model.num_relation_rows),
+    )
+    optimizer = OPTIMIZERS[config.optimizer]
+    moments = exchange.device if config.optimizer_device == "auto" else choose_device(config.optimizer_device)
+    return Trainer(
+        model,
+        ShardedTable(entities, partition, exchange),
+        relations,
+        entity_optimizer=optimizer(entities, lr=config.lr, device=moments),
+        relation_optimizer=optimizer(relations, lr=config.lr, device=moments),
+        n3_weight=config.n3,
+    )
+
+
+def _progress(config: TrainConfig, num_triples: int, *, quiet: bool) -> Progress:
+
+    if quiet:
+        return Silent()
+    return StderrProgress(num_epochs=config.epochs, num_triples=num_triples)
+
+
+def _log(run: Run, **values: float) -> None:
+    """Append one line to metrics.jsonl."""
+    with (run.folder / METRICS_FILE).open("a") as file:
+        file.write(json.dumps(values) + "\n")

@@ -1,0 +1,169 @@
+"""Labels and their row ids. Row i is label i, always.
+
+Ids follow the hash order of labels: label i has the i-th smallest (BLAKE2b-64 of its UTF-8 bytes, label).
+Two things follow. Contiguous row ranges are a random sample of the labels, so shards are balanced at any
+world size; and a label's id is found by bisection, about 20 hashes for a million labels, with no dictionary
+in memory.
+
+On disk a vocabulary is one Parquet file with the columns `id` (int64, ascending from 0), `label`
+(string), `kind` (string) and `degree` (int64: train triples that name it).
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from kgshard.errors import DataError, UnknownNameError
+from kgshard.files import replacing
+
+_NUM_SUGGESTIONS = 5
+
+
+def label_hash(label: str) -> int:
+    """Return the unsigned 64-bit hash that orders labels."""
+    return int.from_bytes(hashlib.blake2b(label.encode(), digest_size=8).digest(), "big")
+
+
+def hash_order(labels: pa.Array) -> npt.NDArray[np.int64]:
+    """Return int64[N]: the positions of `labels` in hash order."""
+    texts = labels.to_pylist()
+    hashes = np.fromiter((label_hash(text) for text in texts), np.uint64, len(texts))
+    order = np.argsort(hashes, kind="stable")
+    if len(order) and bool((np.diff(hashes[order]) == 0).any()):
+        return np.array(sorted(order.tolist(), key=lambda i: (hashes[i], texts[i])), np.int64)
+    return order.astype(np.int64, copy=False)
+
+
+class Vocabulary(Sequence[str]):
+    """An immutable, ordered set of labels; `vocabulary[i]` is label i."""
+
+    def __init__(self, labels: pa.Array, degrees: npt.NDArray[np.int64], *, kind: str) -> None:
+        """Wrap labels that are in hash order.
+
+        Args:
+            labels: large_string[N], distinct, in hash order.
+            degrees: int64[N], how many train triples name each label.
+            kind: "entity" or "relation", used in messages.
+        """
+        self._labels = labels
+        self.degrees = degrees
+        self.kind = kind
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self.kind} id {index} is outside 0..{len(self) - 1}")
+        return str(self._labels[index].as_py())
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), 65536):
+            yield from self._labels.slice(start, 65536).to_pylist()
+
+    def __contains__(self, label: object) -> bool:
+        return isinstance(label, str) and self.find(label) is not None
+
+    @property
+    def labels(self) -> pa.Array:
+        """large_string[N] in id order."""
+        return self._labels
+
+    def find(self, label: str) -> int | None:
+        """Return the id of `label`, or None where there is no such label."""
+        key = (label_hash(label), label)
+        low, high = 0, len(self)
+        while low < high:
+            middle = (low + high) // 2
+            probe = self[middle]
+            if (label_hash(probe), probe) < key:
+                low = middle + 1
+            else:
+                high = middle
+        return low if low < len(self) and self[low] == label else None
+
+    def id_of(self, name: str) -> int:
+        """Return the id of a label, or of `#123`, which names row 123 where no label reads so.
+
+        Raises:
+            UnknownNameError: There is no such label or row; similar labels are suggested.
+        """
+        found = self.find(name)
+        if found is not None:
+            return found
+        if name.startswith("#") and name[1:].isascii() and name[1:].isdigit() and int(name[1:]) < len(self):
+            return int(name[1:])
+        raise UnknownNameError(self.kind, name, self.suggest(name))
+
+    def ids_of(self, names: Iterable[str]) -> npt.NDArray[np.int64]:
+        """Return int64[I], one id a name; see `id_of`."""
+        return np.array([self.id_of(name) for name in names], np.int64)
+
+    def suggest(self, name: str) -> list[str]:
+        """Return up to five labels that look like `name`, the most similar first."""
+        close = difflib.get_close_matches(name, self._candidates(name), n=_NUM_SUGGESTIONS, cutoff=0.6)
+        return close or self._candidates_containing(name)[:_NUM_SUGGESTIONS]
+
+    def _candidates(self, name: str) -> list[str]:
+        """Return the labels worth the slow comparison: of about the same length."""
+        lengths = pc.utf8_length(self._labels)
+        near = pc.less_equal(pc.abs(pc.subtract(lengths, len(name))), max(1, len(name) // 3))
+        labels: list[str] = self._labels.filter(near).to_pylist()
+        if len(labels) <= 20_000:
+            return labels
+        start = name[:1].casefold()
+        return [label for label in labels if label[:1].casefold() == start][:20_000]
+
+    def _candidates_containing(self, name: str) -> list[str]:
+        if len(name) < 3:
+            return []
+        matches = pc.match_substring(self._labels, name, ignore_case=True)
+        return sorted(self._labels.filter(matches).to_pylist(), key=lambda label: (len(label), label))
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 over all labels in id order, each as its length (8 bytes, little-endian) and its bytes."""
+        digest = hashlib.sha256()
+        for start in range(0, len(self), 65536):
+            encoded = [label.encode() for label in self._labels.slice(start, 65536).to_pylist()]
+            digest.update(b"".join(len(text).to_bytes(8, "little") + text for text in encoded))
+        return digest.hexdigest()
+
+    def save(self, path: Path) -> None:
+        """Write the vocabulary as Parquet."""
+        table = pa.table(
+            {
+                "id": pa.array(np.arange(len(self), dtype=np.int64)),
+                "label": self._labels,
+                "kind": pa.array([self.kind] * len(self), pa.string()),
+                "degree": pa.array(self.degrees),
+            }
+        )
+        with replacing(path) as temporary:
+            pq.write_table(table, temporary, compression="zstd", use_dictionary=["kind"])
+
+    @staticmethod
+    def load(path: Path, *, kind: str) -> Vocabulary:
+        """Read what `save` wrote.
+
+        Raises:
+            DataError: The file is missing or not such a Parquet file.
+        """
+        try:
+            table = pq.read_table(path, columns=["label", "degree"], memory_map=True)
+        except (OSError, pa.ArrowInvalid, KeyError) as error:
+            raise DataError(f"{path}: not a vocabulary: {error}") from error
+        labels = table["label"].cast(pa.large_string()).combine_chunks()
+        if isinstance(labels, pa.ChunkedArray):
+            labels = pa.concat_arrays(labels.chunks) if labels.num_chunks else pa.array([], pa.large_string())
+        return Vocabulary(labels, table["degree"].to_numpy(), kind=kind)
