@@ -35,10 +35,25 @@ def train(
         ConfigError, DataError, RunError: Something about the call; nothing was written.
         KgshardError: Training failed.
     """
+    run, _ = train_with_result(
+        data, out=out, nproc_per_node=nproc_per_node, overwrite=overwrite, quiet=quiet, **settings
+    )
+    return run
+
+
+def train_with_result(
+    data: str | Path,
+    *,
+    out: str | Path,
+    nproc_per_node: int = 1,
+    overwrite: bool = False,
+    quiet: bool = False,
+    **settings: Any,
+) -> tuple[Run, dict[str, Any]]:
+    """Train as `train` does; also return {"run", "checkpoint", "epochs", "seconds", "metrics"}."""
     check_nproc(nproc_per_node)
     run = start_run(data, out, TrainConfig.from_dict(settings), overwrite=overwrite)
-    run_on_ranks("train", {"run": str(run.folder), "quiet": quiet}, nproc_per_node)
-    return run
+    return run, run_on_ranks("train", {"run": str(run.folder), "quiet": quiet}, nproc_per_node)
 
 
 def evaluate(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kgshard.errors import ConfigError, RankFailureError
 from kgshard.exchange import Exchange, SingleExchange
+from kgshard.launch import is_rank
 
 _TIMEOUT = timedelta(seconds=120)
 
@@ -35,9 +36,9 @@ class TorchExchange(Exchange):
 
     def _all_gather(self, numbers: list[int]) -> list[list[int]]:
         mine = torch.tensor(numbers, dtype=torch.int64, device=self.device)
-        everyone = mine.new_empty(self.world_size * len(numbers))
-        dist.all_gather_into_tensor(everyone, mine)
-        gathered: list[list[int]] = everyone.view(self.world_size, -1).tolist()
+        everyone = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(everyone, mine)
+        gathered: list[list[int]] = torch.stack(everyone).tolist()
         return gathered
 
     def _move(self, chunks: Sequence[Tensor], counts: list[int]) -> list[Tensor]:
@@ -52,12 +53,6 @@ def current_exchange(device: torch.device) -> Exchange:
     if dist.is_available() and dist.is_initialized():
         return TorchExchange(device)
     return SingleExchange(device)
-
-
-def is_rank() -> bool:
-    """Whether a launcher (ours or torchrun) started this process as one rank of several."""
-    launched = "KGSHARD_RENDEZVOUS" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ
-    return launched and "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def choose_device(name: str) -> torch.device:

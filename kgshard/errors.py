@@ -6,7 +6,7 @@ KgshardError                 a failure; the command line ends with exit code 1
 │   ├── DataError            a source of triples is missing or says something impossible
 │   ├── RunError             a folder is not a run, or lacks what was asked of it
 │   │   └── ShardError       a shard or manifest is missing, damaged, or not of this run
-│   └── UnknownNameError     no entity or relation has this label
+│   └── UnknownNameError     no entity (UnknownEntityError) or relation (UnknownRelationError) of this label
 ├── ExchangeMismatchError    ranks disagree about what they send each other
 ├── NonFiniteError           NaN or infinity where a number must be
 └── RankFailureError         a rank ended before its work was done
@@ -51,18 +51,31 @@ class ShardError(RunError):
 
 
 class UnknownNameError(UsageError, KeyError):
-    """No entity (or relation) carries this label."""
+    """No entity or relation carries this label; says which labels are near."""
 
-    def __init__(self, kind: str, name: str, suggestions: Sequence[str] = ()) -> None:
-        self.kind = kind
+    kind = "name"
+
+    def __init__(self, name: str, suggestions: Sequence[str] = ()) -> None:
         self.name = name
         self.suggestions = list(suggestions)
         hint = f". Did you mean: {', '.join(self.suggestions)}?" if self.suggestions else ""
-        self.message = f"no {kind} {name!r}{hint}"
+        self.message = f"no {self.kind} {name!r}{hint}"
         super().__init__(self.message)
 
     def __str__(self) -> str:
         return self.message
+
+
+class UnknownEntityError(UnknownNameError):
+    """No entity carries this label."""
+
+    kind = "entity"
+
+
+class UnknownRelationError(UnknownNameError):
+    """No relation carries this label."""
+
+    kind = "relation"
 
 
 class ExchangeMismatchError(KgshardError):

@@ -26,7 +26,7 @@ from kgshard.exchange import Exchange
 from kgshard.known import KnownLinks, anchors_of, targets_of
 from kgshard.metrics import ranking_metrics, realistic_ranks
 from kgshard.models.link import SIDES, LinkModel, Side
-from kgshard.models.metric import Metric, score_all, score_pairs
+from kgshard.models.metric import Metric, comparison_slack, score_all, score_pairs
 from kgshard.partition import RowPartition
 from kgshard.runs import Run
 from kgshard.shards import find_non_finite
@@ -36,7 +36,6 @@ QUERY_BLOCK = 512
 """Queries scored together."""
 ROW_BLOCK = 8192
 """Candidates scored together: 16 MiB of float32 scores a block."""
-_UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 
 
 @dataclass(frozen=True)
@@ -116,18 +115,14 @@ def _ids(ids: npt.NDArray[np.int64], like: Tensor) -> Tensor:
 
 
 class _CandidateBlock:
-    """Some rows, and a fast comparison with a bound on its rounding error.
-
-    The comparison is any function that orders candidates as the score does: for `l2` it is
-    <q, e> - |e|^2 / 2, which a matrix product gives.
-    """
+    """Some rows, and their float32 comparison values with a bound on the error."""
 
     def __init__(self, metric: Metric, rows: Tensor) -> None:
         self.metric = metric
         self.rows = rows
         lengths = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
         self._longest = float(lengths.max())
-        self._bias = (lengths.square() / -2).float() if metric == "l2" else None
+        self._bias = -lengths.square().float() if metric == "l2" else None
 
     def count(self, queries: Tensor, true_scores: Tensor, excluded: tuple[Tensor, Tensor]) -> Tensor:
         """Return int64[2, Q]: candidates that score higher than the true answer, and the same.
@@ -137,9 +132,11 @@ class _CandidateBlock:
             true_scores: float64[Q].
             excluded: Pairs (int64[M] query, int64[M] row of this block) that are no candidates.
         """
+        lengths = torch.linalg.vector_norm(queries, dim=1)
         values = self._compare(queries.float())
         values[excluded] = -torch.inf
-        level, slack = self._level(queries, true_scores)
+        level = lengths.square() - true_scores.square() if self.metric == "l2" else true_scores
+        slack = comparison_slack(self.metric, queries.shape[1], lengths, self._longest)
         low, high = (level - slack).float()[:, None], (level + slack).float()[:, None]
         higher = torch.count_nonzero(values > high, dim=1)
         at_least = torch.count_nonzero(values >= low, dim=1)
@@ -150,22 +147,10 @@ class _CandidateBlock:
         return counts
 
     def _compare(self, queries: Tensor) -> Tensor:
-        if self.metric == "l1":
-            return score_all("l1", queries, self.rows)
-        if self._bias is None:
-            return queries.mm(self.rows.T)
-        return torch.addmm(self._bias, queries, self.rows.T)
-
-    def _level(self, queries: Tensor, true_scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Return float64[Q]: what `_compare` should give for the true answer, and how far it may be off."""
-        dim = queries.shape[1]
-        unit = 2 * (dim + 8) * _UNIT_ROUNDOFF[torch.float32]
-        lengths = torch.linalg.vector_norm(queries, dim=1)
-        if self.metric == "l1":
-            return true_scores, unit * (dim**0.5 * lengths - true_scores)
-        if self.metric == "dot":
-            return true_scores, unit * lengths * self._longest
-        return (lengths.square() - true_scores.square()) / 2, unit * (lengths + self._longest) ** 2
+        """Return float32[Q, N] comparison values; for `l2` without -|q|^2, which all candidates share."""
+        if self._bias is not None:
+            return torch.addmm(self._bias, queries, self.rows.T, alpha=2)
+        return score_all(self.metric, queries, self.rows)
 
     def _settle(
         self,
@@ -195,7 +180,8 @@ def _tie_slack(metric: Metric, queries: Tensor, candidates: Tensor, true_scores:
     scale = (
         lengths * torch.linalg.vector_norm(candidates, dim=1) if metric == "dot" else lengths - true_scores
     )
-    return 4 * queries.shape[1] * _UNIT_ROUNDOFF[torch.float64] * scale
+    slack: Tensor = scale * (4 * queries.shape[1] * 2.0**-53)
+    return slack
 
 
 def evaluate_on_ranks(

@@ -36,6 +36,12 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def is_rank() -> bool:
+    """Whether a launcher (ours or torchrun) started this process as one rank of several."""
+    launched = "KGSHARD_RENDEZVOUS" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ
+    return launched and "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
 def check_nproc(nproc: int) -> None:
     """Raise ConfigError where ranks cannot be that many."""
     if nproc < 1:

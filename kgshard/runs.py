@@ -163,10 +163,11 @@ class Run:
         if not path.is_file():
             raise RunError(f"{self.folder}: no checkpoint yet; training did not get that far")
         checkpoint = open_checkpoint(self.folder / "checkpoints" / path.read_text().strip())
-        self._check_belongs(checkpoint)
+        self.check_belongs(checkpoint)
         return checkpoint
 
-    def _check_belongs(self, checkpoint: Checkpoint) -> None:
+    def check_belongs(self, checkpoint: Checkpoint) -> None:
+        """Raise ShardError where a checkpoint is of another run or vocabulary."""
         ours = {"run_id": self.info["id"], "vocabulary_sha256": self.dataset.vocabulary_sha256}
         for key, value in ours.items():
             if checkpoint.manifest[key] != value:

@@ -249,6 +249,16 @@ class StoredTable:
             block = range(start, min(start + size, rows.stop))
             yield block, self.read(block)
 
+    def byte_ranges(self, rows: range | None = None) -> Iterator[tuple[Path, int, int]]:
+        """Yield (file, offset, length) of the rows as they are stored, in row order."""
+        rows = rows if rows is not None else range(self.num_rows)
+        row_bytes = ITEM_BYTES[self.dtype] * self.dim
+        for piece in self.pieces:
+            start, stop = max(rows.start, piece.rows.start), min(rows.stop, piece.rows.stop)
+            if start < stop:
+                offset = piece.info.offset + (start - piece.rows.start) * row_bytes
+                yield piece.path, offset, (stop - start) * row_bytes
+
     def gather(self, ids: npt.NDArray[np.integer[Any]] | Sequence[int]) -> Floats:
         """Return float32[I, dim]: the rows of `ids`, in their order.
 

@@ -95,7 +95,7 @@ class Trainer:
         queries, targets, penalties = [], [], []
         for side in SIDES:
             anchors, answers = (rows.heads, rows.tails) if side == "tail" else (rows.tails, rows.heads)
-            asked = self.model.relation_row(side, batch.triples[:, 1])
+            asked = self.model.relation_row(side, batch.triples[:, 1]).contiguous()
             relations = relation_rows[torch.searchsorted(relation_ids, asked)]
             queries.append(self.model.queries(side, anchors, relations))
             targets.append(answers)

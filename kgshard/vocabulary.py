@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kgshard.errors import DataError, UnknownNameError
+from kgshard.errors import DataError, UnknownEntityError, UnknownRelationError
 from kgshard.files import replacing
 
 _NUM_SUGGESTIONS = 5
@@ -96,14 +96,15 @@ class Vocabulary(Sequence[str]):
         """Return the id of a label, or of `#123`, which names row 123 where no label reads so.
 
         Raises:
-            UnknownNameError: There is no such label or row; similar labels are suggested.
+            UnknownEntityError, UnknownRelationError: No such label or row; suggests near ones.
         """
         found = self.find(name)
         if found is not None:
             return found
         if name.startswith("#") and name[1:].isascii() and name[1:].isdigit() and int(name[1:]) < len(self):
             return int(name[1:])
-        raise UnknownNameError(self.kind, name, self.suggest(name))
+        unknown = UnknownRelationError if self.kind == "relation" else UnknownEntityError
+        raise unknown(name, self.suggest(name))
 
     def ids_of(self, names: Iterable[str]) -> npt.NDArray[np.int64]:
         """Return int64[I], one id a name; see `id_of`."""

@@ -2,6 +2,9 @@
 
     dot   <q, e>            l2   -||q - e||_2            l1   -||q - e||_1
 
+Searches rank by a comparison value, which orders candidates as the score does and is what fast float32
+arithmetic yields with a known error: the score itself, but -||q - e||_2^2 for `l2`.
+
 Shape letters: B batch, N candidates, D floats for each entity.
 """
 
@@ -49,3 +52,40 @@ def score_all(metric: Metric, queries: Array, candidates: Array, *, exact: bool 
     if metric == "dot":
         return queries @ candidates.T
     return -distances(metric, queries, candidates, exact=exact)
+
+
+def compare_pairs(metric: Metric, queries: Array, candidates: Array) -> Array:
+    """Return the comparison values [...] of queries [..., D] with their own candidates [..., D]."""
+    if metric == "l2":
+        difference = queries - candidates
+        return -(difference * difference).sum(-1)
+    return score_pairs(metric, queries, candidates)
+
+
+def comparison_slack(metric: Metric, dim: int, query_lengths: Array, longest: float) -> Array:
+    """Bound the rounding error of float32 comparison values, whatever the order of summation.
+
+    The classical bound, n u sum |a_i b_i| for an inner product of n terms (Higham, 2002, section 3.1),
+    with Cauchy-Schwarz for the sum, doubled because queries are rounded to float32 too.
+
+    Args:
+        metric: What is compared.
+        dim: Floats for each entity.
+        query_lengths: float64[Q], 2-norms of the queries.
+        longest: The largest 2-norm among the candidates.
+
+    Returns:
+        float64[Q].
+    """
+    unit = 2 * (dim + 8) * 2.0**-24
+    if metric == "dot":
+        return query_lengths * (unit * longest)
+    if metric == "l1":
+        return (query_lengths + longest) * (unit * dim**0.5)
+    reach = query_lengths + longest
+    return reach * reach * unit
+
+
+def score_from_comparison(metric: Metric, value: float) -> float:
+    """Return the score whose comparison value this is."""
+    return -((-value) ** 0.5) if metric == "l2" else value

@@ -1,0 +1,1 @@
+"""What happens after training: merge, export, index, answers, and the command line."""

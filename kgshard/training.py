@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import torch
 from kgshard.checkpoint import save_checkpoint
 from kgshard.config import TrainConfig
 from kgshard.distributed import choose_device, joined_exchange
+from kgshard.errors import KgshardError
 from kgshard.evaluation import evaluate_on_ranks
 from kgshard.exchange import Exchange
 from kgshard.initialise import fill_initial_rows
@@ -27,6 +29,7 @@ from kgshard.partition import RowPartition
 from kgshard.progress import Progress, Silent, StderrProgress
 from kgshard.runs import METRICS_FILE, Run, open_run
 from kgshard.sampling import epoch_batches
+from kgshard.start import start_run
 from kgshard.table import ShardedTable
 from kgshard.trainer import Trainer
 
@@ -39,11 +42,29 @@ def train_rank(run: str, *, quiet: bool = False) -> dict[str, Any]:
         return _train(exchange, opened, config, quiet=quiet)
 
 
+def start_and_train_rank(
+    data: str, out: Path, config: TrainConfig, *, overwrite: bool = False, quiet: bool = False
+) -> dict[str, Any]:
+    """Do all of `kgshard.train` as one of the ranks that torchrun started; rank 0 prepares the data.
+
+    Returns:
+        What `train_rank` returns, and "rank".
+    """
+    with _joined(config.device) as exchange:
+        failure: Exception | None = None
+        if exchange.rank == 0:
+            try:
+                start_run(data, out, config, overwrite=overwrite)
+            except (KgshardError, OSError) as error:
+                failure = error
+        exchange.share_failure(failure)
+        return {"rank": exchange.rank, **_train(exchange, open_run(out), config, quiet=quiet)}
+
+
 def evaluate_rank(
     run: str, *, split: str = "test", filtered: bool = True, device: str = "auto"
 ) -> dict[str, Any]:
     """Evaluate a run, as one of the ranks; see `kgshard.evaluation.evaluate_on_ranks`."""
-
     opened = open_run(run)
     with _joined(device) as exchange:
         return evaluate_on_ranks(exchange, opened, split=split, filtered=filtered)
@@ -51,7 +72,6 @@ def evaluate_rank(
 
 @contextmanager
 def _joined(device_name: str) -> Iterator[Exchange]:
-
     torch.set_num_threads(max(1, num_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     torch.set_flush_denormal(True)  # Second moments that fade away slow CPUs badly.
     with joined_exchange(choose_device(device_name)) as exchange:
@@ -59,7 +79,6 @@ def _joined(device_name: str) -> Iterator[Exchange]:
 
 
 def _train(exchange: Exchange, run: Run, config: TrainConfig, *, quiet: bool) -> dict[str, Any]:
-
     trainer = _build_trainer(exchange, run.model, config)
     triples = run.dataset.triples("train")
     progress = _progress(config, len(triples), quiet=quiet or exchange.rank != 0)
@@ -97,7 +116,6 @@ def _train(exchange: Exchange, run: Run, config: TrainConfig, *, quiet: bool) ->
 
 
 def _build_trainer(exchange: Exchange, model: LinkModel, config: TrainConfig) -> Trainer:
-
     partition = RowPartition(model.num_entities, exchange.world_size)
     rows = partition.rows_of(exchange.rank)
     entities = torch.empty(len(rows), model.dim, device=exchange.device)
@@ -124,7 +142,6 @@ def _build_trainer(exchange: Exchange, model: LinkModel, config: TrainConfig) ->
 
 
 def _progress(config: TrainConfig, num_triples: int, *, quiet: bool) -> Progress:
-
     if quiet:
         return Silent()
     return StderrProgress(num_epochs=config.epochs, num_triples=num_triples)

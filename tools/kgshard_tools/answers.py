@@ -1,0 +1,225 @@
+"""A trained run, asked by name: vectors, neighbours, missing tails and heads. No torch here.
+
+Scores are those of the model, in float64 on the stored rows, so a triple scores the same whether it is
+asked alone, in a batch, or found among all entities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from kgshard.api import evaluate
+from kgshard.data.dataset import SPLITS
+from kgshard.errors import ConfigError, NonFiniteError
+from kgshard.known import known_answers
+from kgshard.models.link import Side
+from kgshard.models.metric import score_pairs
+from kgshard.shards import Floats
+from kgshard.vocabulary import Vocabulary
+from kgshard_tools.index import Purpose, find_index
+from kgshard_tools.results import Answer, Answers, Evaluation
+from kgshard_tools.search import CandidateSource, Ids, Scan, Scores, search, unit_rows
+from kgshard_tools.stored import open_stored
+
+Similarity = Literal["cosine", "dot", "l2", "l1"]
+SIMILARITIES: tuple[Similarity, ...] = ("cosine", "dot", "l2", "l1")
+MAX_K = 1_000_000
+
+
+class TrainedModel:
+    """What a run learned, with the labels of its graph. Tables stay on disk, memory-mapped."""
+
+    def __init__(self, run: str | Path) -> None:
+        """Open a run's newest checkpoint, or one of its checkpoint folders."""
+        self._stored = open_stored(run)
+        self.link_model = self._stored.model
+        self._table = self._stored.checkpoint.entities
+
+    @property
+    def entities(self) -> Vocabulary:
+        return self._stored.dataset.entities
+
+    @property
+    def relations(self) -> Vocabulary:
+        return self._stored.dataset.relations
+
+    def __repr__(self) -> str:
+        model = self.link_model
+        return (
+            f"TrainedModel({model.name}, dim={model.dim}, {model.num_entities:,} entities, "
+            f"{model.num_relations:,} relations, step {self._stored.checkpoint.step})"
+        )
+
+    def __getitem__(self, name: str) -> Floats:
+        """Return float32[dim]: the vector of an entity.
+
+        Raises:
+            UnknownNameError: There is no such entity; similar names are suggested.
+        """
+        vector: Floats = self.vectors([name])[0]
+        return vector
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.entities
+
+    def __len__(self) -> int:
+        return self.link_model.num_entities
+
+    def vectors(self, names: Iterable[str]) -> Floats:
+        """Return float32[n, dim]: the vectors of entities, in the order asked."""
+        return self._table.gather(self.entities.ids_of(names))
+
+    def to_numpy(self) -> tuple[Floats, Floats]:
+        """Return the entity matrix float32[num_entities, dim] and the relation matrix
+        float32[num_relations, relation_dim], as get_embeddings does. Loads both; `export` does not.
+        """
+        relations = self._stored.checkpoint.relations.read(range(self.link_model.num_relations))
+        return np.array(self._table.read(range(len(self)))), np.array(relations)
+
+    def most_similar(self, name: str, k: int = 10, *, metric: Similarity = "cosine") -> Answers:
+        """Return the k entities most like `name`, itself apart.
+
+        Args:
+            name: An entity.
+            k: How many; fewer come back where there are no more.
+            metric: cosine (in [-1, 1]; with a row of zeros it is 0), dot, l2 or l1 (negative distances).
+        """
+        _check_k(k)
+        if metric not in SIMILARITIES:
+            raise ConfigError(f"metric: unknown value {metric!r} (known: {', '.join(SIMILARITIES)})")
+        entity = self.entities.id_of(name)
+        query = self._table.gather([entity]).astype(np.float64)
+        if metric == "cosine":
+            query = unit_rows(query)
+        ids, scores = search(self._similarity_source(metric), query[0], k, np.array([entity]))
+        if metric == "cosine":
+            scores = np.clip(scores, -1.0, 1.0)
+        described = {"entity": self.entities[entity], "id": entity, "metric": metric, "k": k}
+        return self._answers(described, ids, scores, {})
+
+    def predict_tails(self, head: str, relation: str, k: int = 10, *, known: bool = False) -> Answers:
+        """Return the k best tails of (head, relation, ?).
+
+        Args:
+            head: An entity.
+            relation: A relation.
+            k: How many; fewer come back where there are no more.
+            known: Also return tails of triples that train, valid or test hold.
+        """
+        return self._predict("tail", head, relation, k, with_known=known)
+
+    def predict_heads(self, relation: str, tail: str, k: int = 10, *, known: bool = False) -> Answers:
+        """Return the k best heads of (?, relation, tail); see `predict_tails`."""
+        return self._predict("head", tail, relation, k, with_known=known)
+
+    def score(self, triples: Sequence[tuple[str, str, str]], *, side: Side = "tail") -> Scores:
+        """Return float64[n]: the scores of (head, relation, tail) triples.
+
+        Args:
+            triples: Names.
+            side: Score as when this side is asked for. With reciprocal relations the two differ.
+        """
+        heads, tails = (self.entities.ids_of(triple[end] for triple in triples) for end in (0, 2))
+        relations = self.relations.ids_of(triple[1] for triple in triples)
+        anchors, answers = (heads, tails) if side == "tail" else (tails, heads)
+        queries = self._queries(side, anchors, relations)
+        scores: Scores = score_pairs(
+            self.link_model.metric, queries, self._table.gather(answers).astype(np.float64)
+        )
+        return scores
+
+    def evaluate(self, split: str = "test", *, filtered: bool = True, nproc_per_node: int = 1) -> Evaluation:
+        """Rank a split's triples among all entities; see `kgshard.evaluate`."""
+        folder = self._stored.run.folder
+        return Evaluation(evaluate(folder, split=split, filtered=filtered, nproc_per_node=nproc_per_node))
+
+    def _predict(
+        self, side: Side, anchor_name: str, relation_name: str, k: int, *, with_known: bool
+    ) -> Answers:
+        _check_k(k)
+        anchor, relation = self.entities.id_of(anchor_name), self.relations.id_of(relation_name)
+        query = self._queries(side, np.array([anchor]), np.array([relation]))[0]
+        if not np.isfinite(query).all():
+            raise NonFiniteError(f"the query of {anchor_name!r} and {relation_name!r} is not finite")
+        splits = self._known_answers(side, anchor, relation)
+        excluded = np.array(sorted(splits) if not with_known else [], np.int64)
+        ids, scores = search(self._link_source, query, k, excluded)
+        given = "head" if side == "tail" else "tail"
+        described = {
+            given: self.entities[anchor],
+            "relation": self.relations[relation],
+            "asked": side,
+            "k": k,
+            "known": "shown" if with_known else "left out",
+            "num_known": len(splits),
+            "by": "inverse relation" if side == "head" and self.link_model.reciprocal else "relation",
+        }
+        return self._answers(described, ids, scores, splits)
+
+    def _known_answers(self, side: Side, anchor: int, relation: int) -> dict[int, str]:
+        """Return the known answers to a question, each with the first split that holds it."""
+        found: dict[int, str] = {}
+        for split in SPLITS:
+            triples = self._stored.dataset.triples(split)
+            for entity in known_answers(triples, side, anchor=anchor, relation=relation).tolist():
+                found.setdefault(entity, split)
+        return found
+
+    def _queries(self, side: Side, anchors: Ids, relations: Ids) -> npt.NDArray[np.float64]:
+        rows = self._stored.checkpoint.relations.gather(self.link_model.relation_row(side, relations))
+        anchor_rows = self._table.gather(anchors)
+        return self.link_model.queries(side, anchor_rows.astype(np.float64), rows.astype(np.float64))
+
+    def _answers(self, query: dict[str, Any], ids: Ids, scores: Scores, splits: dict[int, str]) -> Answers:
+        """Name the answers; `splits` tells which of them are known, and from where."""
+        return Answers(
+            query,
+            [
+                Answer(rank, self.entities[entity], entity, score, entity in splits, splits.get(entity))
+                for rank, (entity, score) in enumerate(
+                    zip(ids.tolist(), scores.tolist(), strict=True), start=1
+                )
+            ],
+        )
+
+    @cached_property
+    def _link_source(self) -> CandidateSource:
+        return self._indexed("links") or Scan(self._table, self.link_model.metric)
+
+    def _similarity_source(self, metric: Similarity) -> CandidateSource:
+        if metric == "cosine":
+            return self._cosine_source
+        return Scan(self._table, metric)
+
+    @cached_property
+    def _cosine_source(self) -> CandidateSource:
+        return self._indexed("neighbors") or Scan(self._table, "dot", normalized=True)
+
+    def _indexed(self, purpose: Purpose) -> CandidateSource | None:
+        entry = find_index(self._stored, purpose)
+        if entry is None:
+            return None
+        from kgshard_tools.index.flat import FlatIndex  # faiss: only where an index was built
+
+        return FlatIndex(entry, self._table)
+
+
+def _check_k(k: int) -> None:
+    if not 1 <= k <= MAX_K:
+        raise ConfigError(f"-k must be between 1 and {MAX_K:,}, got {k}")
+
+
+def load(run: str | Path) -> TrainedModel:
+    """Open a run for questions; nothing is loaded until it is needed.
+
+    Raises:
+        RunError: It is no run, or holds no checkpoint.
+        ShardError: A shard is missing or damaged.
+    """
+    return TrainedModel(run)

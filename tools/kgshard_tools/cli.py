@@ -1,0 +1,101 @@
+"""`kgshard`: a group of commands, each imported when it runs, and what all of them share.
+
+stdout carries results, stderr progress and errors. Exit codes: 0 done, 1 failed, 2 the caller's mistake,
+130 interrupted. An error is one line; `--debug` adds the traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from kgshard.errors import KgshardError, RankFailureError, UsageError
+from kgshard.launch import is_rank
+
+COMMANDS = {
+    "ingest": "Turn triples into a prepared dataset.",
+    "train": "Train embeddings on row-sharded tables.",
+    "evaluate": "Rank a split's triples among all entities.",
+    "merge-shards": "Merge a run's shards into one safetensors file.",
+    "export": "Write a run's tables for other programs.",
+    "index": "Build FAISS indexes of a run.",
+    "predict": "Find the missing tail or head of a triple.",
+    "neighbors": "Find the entities most like another.",
+    "vector": "Print the vector of an entity.",
+}
+"""Command name to one line of help. Kept here so that `--help` imports no command."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module only when the command is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"kgshard_tools.commands.{cmd_name.replace('-', '_')}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"auto_envvar_prefix": "KGSHARD", "help_option_names": ["-h", "--help"]},
+    epilog="Begin with: kgshard train world -o world-run --nproc-per-node 2",
+)
+@click.version_option(package_name="kgshard")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def cli(debug: bool) -> None:
+    """Train knowledge-graph embeddings on row-sharded tables; merge, export, index and query them."""
+    if debug:
+        os.environ["KGSHARD_DEBUG"] = "1"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; return its exit code. Errors end here, in one line."""
+    try:
+        cli.main(arguments, prog_name="kgshard", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.ClickException as error:
+        _say(error.format_message(), error)
+        return error.exit_code
+    except KgshardError as error:
+        # Under a launcher every rank meets the user's mistake; one of them speaks.
+        if not (is_rank() and os.environ["RANK"] != "0" and isinstance(error, UsageError | RankFailureError)):
+            _say(str(error), error)
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        _say("interrupted", None)
+        return 130
+    except BrokenPipeError:
+        # The reader of stdout has seen enough (| head). Python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        _say(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}", error)
+        return 1
+    return 0
+
+
+def _say(message: str, error: Exception | None) -> None:
+    if error is not None and os.environ.get("KGSHARD_DEBUG"):
+        traceback.print_exception(error)
+    click.echo(f"Error: {message}", err=True)

@@ -1,0 +1,35 @@
+"""`kgshard index`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kgshard_tools.commands.output import Output, output_options, run_argument
+
+
+@click.command("index", epilog="Example: kgshard index world-run --for both")
+@run_argument
+@click.option(
+    "--for",
+    "purpose",
+    default="both",
+    show_default=True,
+    metavar="links|neighbors|both",
+    help="Which questions to answer.",
+)
+@click.option(
+    "--type", "index_type", default="auto", show_default=True, metavar="auto|flat", help="Kind of index."
+)
+@output_options
+def command(run: Path, purpose: str, index_type: str, output: Output) -> None:
+    """Build FAISS indexes of RUN, straight from its shards.
+
+    The metric of the links index is the model's, so the same index answers for tails and heads of every
+    relation. predict and neighbors use what is there.
+    """
+    from kgshard_tools.index import build_index
+
+    written = build_index(run, purpose, type=index_type)
+    output.result(written.to_dict(), written.lines())

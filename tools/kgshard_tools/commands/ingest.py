@@ -1,0 +1,32 @@
+"""`kgshard ingest`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kgshard_tools.commands.output import Output, output_options
+
+
+@click.command("ingest", epilog="Example: kgshard ingest ./fb15k-237 -o data/fb15k-237")
+@click.argument("source")
+@click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="The folder to write.")
+@output_options
+def command(source: str, out: Path, output: Output) -> None:
+    """Turn triples into a prepared dataset.
+
+    SOURCE is a folder with train, valid and test files (head TAB relation TAB tail; .tsv or .txt, also
+    .gz or .zst), or the name of a bundled graph.
+    """
+    import time
+
+    from kgshard.data.prepare import summary_lines
+    from kgshard.start import ingest
+    from kgshard_tools.written import Written, total_bytes
+
+    began = time.monotonic()
+    dataset = ingest(source, out)
+    files = [str(path) for path in sorted(out.iterdir())]
+    written = Written(files, dataset.num_entities, total_bytes(out), time.monotonic() - began)
+    output.result({**written.to_dict(), "info": dataset.info}, [*summary_lines(dataset.info), str(out)])

@@ -1,0 +1,58 @@
+"""What all commands share: --json and --quiet, and how a result is printed."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How the caller wants results."""
+
+    json: bool
+    quiet: bool
+
+    def result(self, value: dict[str, Any], lines: Iterable[str]) -> None:
+        """Print one JSON object, or lines for people."""
+        if self.json:
+            click.echo(json.dumps(value, ensure_ascii=False))
+        elif not self.quiet:
+            for line in lines:
+                click.echo(line)
+
+
+def output_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add --json, --quiet and --debug to a command, which gets them as `output`."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+    @click.option("-q", "--quiet", is_flag=True, help="Print no progress and no summary.")
+    @click.option("--debug", is_flag=True, expose_value=False, callback=_set_debug, help="Show tracebacks.")
+    @functools.wraps(function)
+    def wrapped(*args: Any, as_json: bool, quiet: bool, **kwargs: Any) -> None:
+        function(*args, output=Output(json=as_json, quiet=quiet), **kwargs)
+
+    return wrapped
+
+
+def _set_debug(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        os.environ["KGSHARD_DEBUG"] = "1"
+
+
+run_argument = click.argument("run", type=click.Path(path_type=Path))
+"""A run folder. That it is one is checked where it is opened, with one message for all commands."""
+
+
+def nproc_option(help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return the option --nproc-per-node, spelt as torchrun spells it."""
+    return click.option(
+        "--nproc-per-node", "--nproc_per_node", type=int, default=1, show_default=True, metavar="N", help=help
+    )

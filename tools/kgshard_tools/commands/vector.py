@@ -1,0 +1,25 @@
+"""`kgshard vector`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kgshard_tools.commands.output import Output, output_options, run_argument
+
+
+@click.command("vector", epilog="Example: kgshard vector world-run Austria --json")
+@run_argument
+@click.argument("name")
+@output_options
+def command(run: Path, name: str, output: Output) -> None:
+    """Print the vector of entity NAME (a label, or #ROW), one number a line."""
+    from kgshard_tools.answers import load
+
+    model = load(run)
+    entity = model.entities.id_of(name)
+    values = [float(value) for value in model[name]]
+    result = {"label": model.entities[entity], "id": entity, "vector": values}
+    # Nine digits keep every float32 apart.
+    output.result(result, (f"{value:.9g}" for value in values))

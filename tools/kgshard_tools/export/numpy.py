@@ -1,0 +1,69 @@
+"""numpy arrays, the way get_embeddings returns them.
+
+    entities.npy             float32 [num_entities, dim]
+    relations.npy            float32 [num_relations, relation_dim]
+    inverse_relations.npy    the same shape, only with reciprocal relations: (?, r, t) is (t, r', ?)
+    entities.txt             one label a line, row i on line i; newline is written \\n, backslash \\\\
+    relations.txt            the same
+    entities.parquet, relations.parquet    id, label, kind, degree
+    config.json              score function, dimensions, layout of complex numbers
+
+Arrays are C-order, little-endian, and load with mmap_mode="r". numpy has no bfloat16: such tables are
+widened to float32, exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from kgshard.files import link_or_copy, replacing
+from kgshard.shards import StoredTable
+from kgshard_tools.merge import copy_rows
+from kgshard_tools.stored import Stored
+
+
+def write_numpy(stored: Stored, folder: Path) -> list[str]:
+    """Fill `folder`; return how to load it."""
+    entities, relations = stored.checkpoint.entities, stored.checkpoint.relations
+    num_relations = stored.model.num_relations
+    _write_rows(entities, range(entities.num_rows), folder / "entities.npy")
+    _write_rows(relations, range(num_relations), folder / "relations.npy")
+    if stored.model.reciprocal:
+        inverses = range(num_relations, stored.model.num_relation_rows)
+        _write_rows(relations, inverses, folder / "inverse_relations.npy")
+    for name, vocabulary in (("entities", stored.dataset.entities), ("relations", stored.dataset.relations)):
+        _write_labels(vocabulary, folder / f"{name}.txt")
+        link_or_copy(stored.dataset.folder / f"{name}.parquet", folder / f"{name}.parquet")
+    notes = [
+        'entities = numpy.load("entities.npy", mmap_mode="r")',
+        'relations = numpy.load("relations.npy", mmap_mode="r")',
+        'labels = open("entities.txt", encoding="utf-8", newline="\\n").read().split("\\n")[:-1]',
+    ]
+    if entities.dtype != "F32":
+        notes.append(f"{entities.dtype} was widened to float32, exactly; numpy has no such dtype")
+    return notes
+
+
+def _write_rows(table: StoredTable, rows: range, path: Path) -> None:
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (len(rows), table.dim)}
+        np.lib.format.write_array_header_1_0(file, header)
+        if table.dtype == "F32":
+            copy_rows(table, rows, file)
+        else:
+            _write_widened(table, rows, file)
+
+
+def _write_widened(table: StoredTable, rows: range, file: BinaryIO) -> None:
+    for _, values in table.blocks(rows):
+        file.write(np.ascontiguousarray(values, "<f4").data)
+
+
+def _write_labels(labels: Iterable[str], path: Path) -> None:
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        for label in labels:
+            file.write(label.replace("\\", "\\\\").replace("\n", "\\n").encode() + b"\n")

@@ -1,0 +1,133 @@
+"""FAISS indexes of a run: built from its shards, opened by what their sidecar says.
+
+    RUN/index/
+        links.faiss        entity rows under the model's metric: answers (h, r, ?) and (?, r, t)
+        neighbors.faiss    entity rows of length 1 under inner product: cosine
+        index.json         format "kgshard.index/1"; one entry a file: type, metric, transform, rows, dim,
+                           longest row, run, step, vocabulary hash, bytes, SHA-256
+
+An index answers only for the checkpoint and vocabulary it was built from; others refuse it.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from kgshard.errors import ConfigError, NonFiniteError, RunError
+from kgshard.files import file_sha256, read_json, replacing, write_json
+from kgshard.models.metric import Metric
+from kgshard_tools.stored import Stored, open_stored
+from kgshard_tools.written import Written
+
+FORMAT = "kgshard.index/1"
+SIDECAR = "index.json"
+TYPES = ("auto", "flat")
+
+Purpose = Literal["links", "neighbors"]
+PURPOSES: tuple[Purpose, Purpose] = ("links", "neighbors")
+
+
+def build_index(run: str | Path, purpose: str = "both", *, type: str = "auto") -> Written:
+    """Build the indexes of a run's newest checkpoint, block by block: memory is that of the index.
+
+    Args:
+        run: A run.
+        purpose: "links", "neighbors" or "both".
+        type: "flat", which is exact; "auto" chooses flat.
+
+    Raises:
+        ConfigError: An unknown purpose or type.
+        NonFiniteError: An entity's row is NaN or infinite; FAISS would lose it silently.
+    """
+    began = time.monotonic()
+    purposes = PURPOSES if purpose == "both" else tuple(known for known in PURPOSES if known == purpose)
+    if not purposes:
+        raise ConfigError(f"--for: unknown value {purpose!r} (known: {', '.join(PURPOSES)}, both)")
+    if type not in TYPES:
+        raise ConfigError(f"--type: unknown value {type!r} (known: {', '.join(TYPES)})")
+    stored = open_stored(run)
+    folder = stored.run.folder / "index"
+    folder.mkdir(exist_ok=True)
+    entries = _entries(folder)
+    for each in purposes:
+        entries[each] = _build(stored, each, folder)
+    write_json(folder / SIDECAR, {"format": FORMAT, "indexes": entries})
+    files = [str(folder / entries[each]["file"]) for each in purposes]
+    size = sum(entries[each]["bytes"] for each in purposes)
+    return Written([*files, str(folder / SIDECAR)], stored.model.num_entities, size, time.monotonic() - began)
+
+
+def _entries(folder: Path) -> dict[str, dict[str, Any]]:
+    path = folder / SIDECAR
+    entries: dict[str, dict[str, Any]] = read_json(path)["indexes"] if path.is_file() else {}
+    return entries
+
+
+def _build(stored: Stored, purpose: Purpose, folder: Path) -> dict[str, Any]:
+    from kgshard_tools.index.flat import new_index, write_index
+
+    table = stored.checkpoint.entities
+    metric: Metric = stored.model.metric if purpose == "links" else "dot"
+    index, longest = new_index(metric, table.dim), 0.0
+    for block, rows in table.blocks():
+        finite = np.isfinite(rows).all(axis=1)
+        if not finite.all():
+            entity = block.start + int(np.argmin(finite))
+            label = stored.dataset.entities[entity]
+            raise NonFiniteError(f"{stored.run.folder}: entity {entity} ({label!r}) is not finite")
+        lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
+        if purpose == "neighbors":
+            rows = (rows / np.where(lengths > 0, lengths, 1)[:, None]).astype(np.float32)
+            lengths = np.ones(len(rows))
+        index.add(np.ascontiguousarray(rows, np.float32))
+        longest = max(longest, float(lengths.max()))
+    path = folder / f"{purpose}.faiss"
+    with replacing(path) as temporary:
+        write_index(index, temporary)
+    return {
+        "file": path.name,
+        "type": "flat",
+        "exact": True,
+        "metric": metric,
+        "transform": "unit length" if purpose == "neighbors" else "none",
+        "rows": table.num_rows,
+        "dim": table.dim,
+        "longest": longest,
+        "model": stored.model.name,
+        **_belongs_to(stored),
+        "bytes": path.stat().st_size,
+        "sha256": file_sha256(path),
+    }
+
+
+def _belongs_to(stored: Stored) -> dict[str, Any]:
+    return {
+        "run_id": stored.run.info["id"],
+        "step": stored.checkpoint.step,
+        "vocabulary_sha256": stored.dataset.vocabulary_sha256,
+    }
+
+
+def find_index(stored: Stored, purpose: Purpose) -> dict[str, Any] | None:
+    """Return the sidecar's entry of an index that answers for `stored`, or None where none was built.
+
+    Raises:
+        RunError: There is one, but of another checkpoint or vocabulary, or its file was changed.
+    """
+    folder = stored.run.folder / "index"
+    entry = _entries(folder).get(purpose)
+    if entry is None:
+        return None
+    path = folder / entry["file"]
+    for key, value in _belongs_to(stored).items():
+        if entry[key] != value:
+            raise RunError(
+                f"{path}: {key} is {entry[key]}, but the checkpoint's is {value}; run kgshard index again"
+            )
+    if not path.is_file() or path.stat().st_size != entry["bytes"] or file_sha256(path) != entry["sha256"]:
+        raise RunError(f"{path}: is not the file that {SIDECAR} describes; run kgshard index again")
+    return entry | {"path": str(path)}

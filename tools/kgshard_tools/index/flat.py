@@ -1,0 +1,77 @@
+"""Flat FAISS indexes: the one module that imports faiss, and where its conventions end.
+
+FAISS reports squared L2 distances and plain L1 distances, smaller first, pads short results with id -1,
+and says nothing useful about a query of the wrong width. Callers see comparison values
+(kgshard.models.metric), higher first, and only rows that exist.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+
+from kgshard.errors import ShardError
+from kgshard.models.metric import Metric
+from kgshard.shards import StoredTable
+from kgshard_tools.search import Fetched, Ids, unit_rows
+
+_FAISS_METRICS = {"dot": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2, "l1": faiss.METRIC_L1}
+
+
+def new_index(metric: Metric, dim: int) -> Any:
+    """Return an empty flat index."""
+    return faiss.IndexFlat(dim, _FAISS_METRICS[metric])
+
+
+def write_index(index: Any, path: Path) -> None:
+    """Write an index to `path`."""
+    faiss.write_index(index, str(path))
+
+
+class FlatIndex:
+    """Candidates from a flat index, scored on the rows of the table it was built from."""
+
+    def __init__(self, entry: dict[str, Any], table: StoredTable) -> None:
+        """Open the file that a sidecar's entry names; its SHA-256 was checked.
+
+        Raises:
+            ShardError: FAISS cannot read it, or it is of another size than the entry says.
+        """
+        try:
+            self._index = faiss.read_index(entry["path"])
+        except RuntimeError as error:
+            raise ShardError(f"{entry['path']}: {error}", file=entry["path"]) from error
+        if (self._index.ntotal, self._index.d) != table.shape:
+            raise ShardError(
+                f"{entry['path']}: {self._index.ntotal} x {self._index.d}, "
+                f"expected {table.num_rows} x {table.dim}",
+                file=entry["path"],
+            )
+        self.metric: Metric = entry["metric"]
+        self._normalized = entry["transform"] != "none"
+        self._longest = float(entry["longest"])
+        self._table = table
+
+    def __len__(self) -> int:
+        return self._table.num_rows
+
+    def rows(self, ids: Ids) -> npt.NDArray[np.float64]:
+        rows = self._table.gather(ids).astype(np.float64)
+        return unit_rows(rows) if self._normalized else rows
+
+    def fetch(self, query: npt.NDArray[np.float32], count: int, excluded: Ids) -> Fetched:
+        parameters = None
+        if len(excluded):
+            excluded = np.ascontiguousarray(excluded, np.int64)
+            selector = faiss.IDSelectorNot(faiss.IDSelectorBatch(excluded))
+            parameters = faiss.SearchParameters(sel=selector)  # type: ignore[call-arg]
+        raw, ids = self._index.search(np.ascontiguousarray(query[None], np.float32), count, params=parameters)
+        found = ids[0] >= 0
+        values = (raw[0] if self.metric == "dot" else -raw[0])[found]
+        all_fetched = count >= len(self) - len(excluded)
+        worst = -np.inf if all_fetched else float(values.min())
+        return Fetched(ids[0][found].astype(np.int64), worst, self._longest)

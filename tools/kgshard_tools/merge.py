@@ -1,0 +1,86 @@
+"""Merge shards into one safetensors file, from file to file.
+
+The kernel copies byte ranges in row order; memory does not grow with the table, and no row passes
+through this process. What dicee's gather_entity_embeddings_on_rank_zero is for, without its memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from kgshard.errors import RunError
+from kgshard.files import copy_bytes, link_or_copy, replacing, replacing_directory, write_json
+from kgshard.runs import MANIFEST_FILE, is_run
+from kgshard.shards import StoredTable, header_bytes
+from kgshard_tools.stored import Stored, open_stored
+from kgshard_tools.written import Written, total_bytes
+
+MODEL_FILE = "model.safetensors"
+CONFIG_FILE = "config.json"
+
+
+def merge_shards(source: str | Path, out: str | Path | None = None, *, verify: bool = False) -> Written:
+    """Write the entity and relation tables of a checkpoint to one safetensors file, in row order.
+
+    Args:
+        source: A run, or one of its checkpoint folders.
+        out: A file that ends in .safetensors, or a folder for model.safetensors with config.json and
+            the labels beside it; by default RUN/model. What is there is replaced.
+        verify: First compare every shard with its SHA-256.
+
+    Raises:
+        RunError: `source` is no run, or `out` is a folder of something else.
+        ShardError: A shard is missing, damaged or of another run.
+    """
+    began = time.monotonic()
+    stored = open_stored(source)
+    if verify:
+        for _ in stored.checkpoint.verify():
+            pass
+    out = Path(out) if out is not None else stored.run.folder / "model"
+    if out.suffix == ".safetensors":
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(out) as temporary:
+            _write_model(stored, temporary)
+        files, size = [str(out)], out.stat().st_size
+    else:
+        _check_replaceable(out)
+        with replacing_directory(out) as temporary:
+            _write_folder(stored, temporary)
+        files, size = [str(path) for path in sorted(out.iterdir())], total_bytes(out)
+    return Written(files, stored.model.num_entities, size, time.monotonic() - began)
+
+
+def _check_replaceable(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / MODEL_FILE).is_file())):
+        raise RunError(f"{out}: exists and is not a merged model; choose another name")
+    if is_run(out) or (out / MANIFEST_FILE).is_file():
+        raise RunError(f"{out}: is a run or a checkpoint; choose another folder")
+
+
+def _write_folder(stored: Stored, folder: Path) -> None:
+    _write_model(stored, folder / MODEL_FILE)
+    write_json(folder / CONFIG_FILE, stored.config())
+    for name in ("entities.parquet", "relations.parquet"):
+        link_or_copy(stored.dataset.folder / name, folder / name)
+
+
+def _write_model(stored: Stored, path: Path) -> None:
+    tables = [stored.checkpoint.entities, stored.checkpoint.relations]
+    shapes: dict[str, tuple[str, Sequence[int]]] = {
+        table.name: (table.dtype, table.shape) for table in tables
+    }
+    with path.open("wb") as file:
+        file.write(header_bytes(shapes, {"format": "pt"}))
+        for table in tables:
+            copy_rows(table, range(table.num_rows), file)
+
+
+def copy_rows(table: StoredTable, rows: range, target: BinaryIO) -> None:
+    """Append the stored bytes of `rows` to an open file, without loading them."""
+    for path, offset, length in table.byte_ranges(rows):
+        with path.open("rb") as source:
+            copy_bytes(source, offset, length, target)

@@ -1,0 +1,63 @@
+"""What merge, export and index start from: a run's newest checkpoint, or one checkpoint folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kgshard.data.dataset import Dataset
+from kgshard.errors import RunError
+from kgshard.models.link import LinkModel
+from kgshard.runs import MANIFEST_FILE, Checkpoint, Run, is_run, open_checkpoint, open_run
+
+CONFIG_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A checkpoint, and the run it belongs to."""
+
+    run: Run
+    checkpoint: Checkpoint
+
+    @property
+    def dataset(self) -> Dataset:
+        return self.run.dataset
+
+    @property
+    def model(self) -> LinkModel:
+        return self.run.model
+
+    def config(self) -> dict[str, Any]:
+        """Return what config.json says beside merged or exported tables."""
+        return {
+            "model_type": "kgshard",
+            "architectures": [self.model.name],
+            **self.model.to_dict(),
+            "torch_dtype": {"F32": "float32", "BF16": "bfloat16"}[self.checkpoint.entities.dtype],
+            "kgshard_format": CONFIG_FORMAT,
+            "step": self.checkpoint.step,
+            "run_id": self.run.info["id"],
+            "vocab_sha256": self.dataset.vocabulary_sha256,
+        }
+
+
+def open_stored(path: str | Path) -> Stored:
+    """Open a run's newest checkpoint, or the checkpoint folder of a run.
+
+    Raises:
+        RunError: It is neither.
+        ShardError: A shard is missing or damaged.
+    """
+    path = Path(path)
+    if is_run(path):
+        run = open_run(path)
+        return Stored(run, run.checkpoint)
+    if not (path / MANIFEST_FILE).is_file():
+        raise RunError(f"{path}: neither a run (run.json) nor a checkpoint ({MANIFEST_FILE})")
+    folder = path.resolve()
+    run = open_run(folder.parent.parent)
+    checkpoint = open_checkpoint(folder)
+    run.check_belongs(checkpoint)
+    return Stored(run, checkpoint)
