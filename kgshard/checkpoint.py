@@ -6,19 +6,18 @@ tables and, last, the manifest; the folder is synced and renamed into place; LAT
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 from kgshard.exchange import Exchange
 from kgshard.files import place, sync, sync_tree, temporary_sibling, write_json, write_text
+from kgshard.records import FileInfo, Manifest, PieceInfo, TableInfo
 from kgshard.runs import (
-    CHECKPOINT_FORMAT,
     LATEST_FILE,
     MANIFEST_FILE,
     Run,
@@ -30,6 +29,13 @@ from kgshard.table import ShardedTable
 
 _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 _BLOCK_ROWS = 16384
+
+
+class _Shard(msgspec.Struct, frozen=True):
+    """What one rank wrote."""
+
+    piece: PieceInfo
+    file: FileInfo
 
 
 def save_checkpoint(run: Run, table: ShardedTable, relations: Tensor, *, step: int, epoch: int) -> Path:
@@ -49,16 +55,17 @@ def save_checkpoint(run: Run, table: ShardedTable, relations: Tensor, *, step: i
     exchange = table.exchange
     folder = run.folder / "checkpoints" / checkpoint_name(step)
     temporary = _shared_temporary(exchange, folder)
-    entry, error = None, None
+    shard, error = None, None
     try:
-        entry = _write_shard(temporary, table)
+        shard = _write_shard(temporary, table)
     except OSError as failure:
         error = failure
     exchange.share_failure(error)
-    entries = [json.loads(text) for text in exchange.gather_bytes(json.dumps(entry).encode())]
+    gathered = exchange.gather_bytes(msgspec.json.encode(shard))
+    shards = [msgspec.json.decode(text, type=_Shard) for text in gathered]
     if exchange.rank == 0:
         try:
-            _finish(run, temporary, folder, entries, table, relations, step=step, epoch=epoch)
+            _finish(run, temporary, folder, shards, table, relations, step=step, epoch=epoch)
         except OSError as failure:
             error = failure
     exchange.share_failure(error)
@@ -79,12 +86,12 @@ def _shared_temporary(exchange: Exchange, folder: Path) -> Path:
     return folder.parent / exchange.gather_bytes(name.encode())[0].decode()
 
 
-def _write_shard(folder: Path, table: ShardedTable) -> dict[str, Any]:
+def _write_shard(folder: Path, table: ShardedTable) -> _Shard:
     rank, rows = table.exchange.rank, table.rows
     name = shard_name(rank, table.exchange.world_size)
     metadata = sharding_metadata(ENTITIES, rows.start)
     size, digest = _write_tensor(folder / name, ENTITIES, table.weight, metadata)
-    return {"file": name, "rank": rank, "rows": [rows.start, rows.stop], "bytes": size, "sha256": digest}
+    return _Shard(PieceInfo(name, rank, (rows.start, rows.stop)), FileInfo(size, digest))
 
 
 def _write_tensor(path: Path, name: str, tensor: Tensor, metadata: dict[str, str]) -> tuple[int, str]:
@@ -109,7 +116,7 @@ def _finish(
     run: Run,
     temporary: Path,
     folder: Path,
-    entries: list[dict[str, Any]],
+    shards: list[_Shard],
     table: ShardedTable,
     relations: Tensor,
     *,
@@ -119,23 +126,21 @@ def _finish(
     """Write what exists once and give the checkpoint its name. On rank 0 only."""
     name = "relation.safetensors"
     size, digest = _write_tensor(temporary / name, RELATIONS, relations, {"format": "pt"})
-    whole = {"file": name, "rank": 0, "rows": [0, len(relations)], "bytes": size, "sha256": digest}
-    manifest = {
-        "format": CHECKPOINT_FORMAT,
-        "run_id": run.info["id"],
-        "vocabulary_sha256": run.dataset.vocabulary_sha256,
-        "step": step,
-        "epoch": epoch,
-        "world_size": table.exchange.world_size,
-        "model": run.model.to_dict(),
-        "tables": {
-            ENTITIES: _table_entry(table.weight, table.partition.num_rows, entries),
-            RELATIONS: _table_entry(relations, len(relations), [whole]),
+    whole = _Shard(PieceInfo(name, 0, (0, len(relations))), FileInfo(size, digest))
+    manifest = Manifest(
+        format="kgshard.checkpoint/1",
+        run_id=run.info.id,
+        vocabulary_sha256=run.dataset.vocabulary_sha256,
+        step=step,
+        epoch=epoch,
+        world_size=table.exchange.world_size,
+        model=run.model.to_dict(),
+        tables={
+            ENTITIES: _table_info(table.weight, table.partition.num_rows, shards),
+            RELATIONS: _table_info(relations, len(relations), [whole]),
         },
-        "files": {
-            entry["file"]: {"bytes": entry["bytes"], "sha256": entry["sha256"]} for entry in [*entries, whole]
-        },
-    }
+        files={shard.piece.file: shard.file for shard in [*shards, whole]},
+    )
     write_json(temporary / MANIFEST_FILE, manifest)
     sync_tree(temporary)
     place(temporary, folder)
@@ -143,6 +148,6 @@ def _finish(
     write_text(run.folder / LATEST_FILE, folder.name + "\n")
 
 
-def _table_entry(tensor: Tensor, num_rows: int, entries: list[dict[str, Any]]) -> dict[str, Any]:
-    pieces = [{key: entry[key] for key in ("file", "rank", "rows")} for entry in entries]
-    return {"dtype": _DTYPE_NAMES[tensor.dtype], "shape": [num_rows, tensor.shape[1]], "pieces": pieces}
+def _table_info(tensor: Tensor, num_rows: int, shards: list[_Shard]) -> TableInfo:
+    pieces = [shard.piece for shard in shards]
+    return TableInfo(_DTYPE_NAMES[tensor.dtype], (num_rows, tensor.shape[1]), pieces)

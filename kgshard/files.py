@@ -8,17 +8,20 @@ parent folder is synced. Temporary names start with TEMPORARY_PREFIX.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar, overload
+
+import msgspec
 
 TEMPORARY_PREFIX = ".kgshard-tmp-"
 _BLOCK_BYTES = 1 << 22
+
+Record = TypeVar("Record")
 
 
 def temporary_sibling(path: Path) -> Path:
@@ -101,12 +104,24 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: object) -> None:
     """Write one JSON value, indented and with a final newline, whole or not at all."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """Read one JSON value."""
-    return json.loads(path.read_bytes())
+@overload
+def read_json(path: Path) -> Any: ...
+@overload
+def read_json(path: Path, type: type[Record]) -> Record: ...
+def read_json(path: Path, type: Any = Any) -> Any:
+    """Read one JSON value, as a type whose fields are checked (see kgshard.records).
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is no JSON, or not of this type; says where.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=type)
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from error
 
 
 def file_sha256(path: Path) -> str:

@@ -21,16 +21,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from kgshard.data.dataset import Dataset, open_dataset
 from kgshard.errors import DataError, RunError, ShardError
 from kgshard.files import file_sha256, read_json
 from kgshard.models.link import LinkModel
+from kgshard.records import Manifest, PieceInfo, RunInfo
 from kgshard.shards import ENTITIES, RELATIONS, Piece, StoredTable, read_header
 
-RUN_FORMAT = "kgshard.run/1"
-CHECKPOINT_FORMAT = "kgshard.checkpoint/1"
 RUN_FILE = "run.json"
 MANIFEST_FILE = "manifest.json"
 LATEST_FILE = "LATEST"
@@ -52,15 +50,15 @@ class Checkpoint:
     """One complete checkpoint."""
 
     folder: Path
-    manifest: dict[str, Any]
+    manifest: Manifest
 
     @property
     def step(self) -> int:
-        return int(self.manifest["step"])
+        return self.manifest.step
 
     @property
     def world_size(self) -> int:
-        return int(self.manifest["world_size"])
+        return self.manifest.world_size
 
     @cached_property
     def entities(self) -> StoredTable:
@@ -73,22 +71,23 @@ class Checkpoint:
         return self._table(RELATIONS)
 
     def _table(self, name: str) -> StoredTable:
-        entry = self.manifest["tables"][name]
-        pieces = [self._piece(name, piece) for piece in entry["pieces"]]
-        table = StoredTable(name, pieces)
-        if list(table.shape) != entry["shape"] or table.dtype != entry["dtype"]:
+        entry = self.manifest.tables.get(name)
+        if entry is None or not entry.pieces:
+            raise ShardError(f"{self.folder / MANIFEST_FILE}: names no pieces of {name}")
+        table = StoredTable(name, [self._piece(name, piece) for piece in entry.pieces])
+        if (table.dtype, table.shape) != (entry.dtype, entry.shape):
             raise ShardError(
                 f"{self.folder}: the pieces of {name} make {table.dtype} {list(table.shape)}, "
-                f"but {MANIFEST_FILE} says {entry['dtype']} {entry['shape']}"
+                f"but {MANIFEST_FILE} says {entry.dtype} {list(entry.shape)}"
             )
         return table
 
-    def _piece(self, name: str, entry: dict[str, Any]) -> Piece:
-        path = self.folder / entry["file"]
+    def _piece(self, name: str, entry: PieceInfo) -> Piece:
+        path = self.folder / entry.file
         tensors, _ = read_header(path)
-        if name not in tensors:
-            raise ShardError(f"{path}: holds no tensor {name}", file=str(path), rank=entry["rank"])
-        return Piece(path, range(*entry["rows"]), tensors[name])
+        if name not in tensors or len(tensors[name].shape) != 2:
+            raise ShardError(f"{path}: holds no table {name}", file=str(path), rank=entry.rank)
+        return Piece(path, range(*entry.rows), tensors[name])
 
     def verify(self) -> Iterator[Path]:
         """Yield every file after its SHA-256 was found right.
@@ -96,9 +95,9 @@ class Checkpoint:
         Raises:
             ShardError: Naming the first file that is not what the manifest says.
         """
-        for name, entry in self.manifest["files"].items():
+        for name, entry in self.manifest.files.items():
             path = self.folder / name
-            if file_sha256(path) != entry["sha256"]:
+            if file_sha256(path) != entry.sha256:
                 raise ShardError(f"{path}: SHA-256 differs from {MANIFEST_FILE}", file=str(path))
             yield path
 
@@ -111,25 +110,30 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """
     path = folder / MANIFEST_FILE
     try:
-        manifest = read_json(path)
+        manifest = read_json(path, Manifest)
     except (OSError, ValueError) as error:
-        raise ShardError(f"{folder}: not a complete checkpoint: {error}", file=str(path)) from error
-    if not isinstance(manifest, dict) or manifest.get("format") != CHECKPOINT_FORMAT:
-        raise ShardError(f"{path}: not a {CHECKPOINT_FORMAT} file", file=str(path))
+        raise ShardError(f"{path}: not a complete checkpoint: {error}", file=str(path)) from error
     _check_files(folder, manifest)
     return Checkpoint(folder, manifest)
 
 
-def _check_files(folder: Path, manifest: dict[str, Any]) -> None:
-    ranks = {piece["file"]: piece["rank"] for piece in manifest["tables"][ENTITIES]["pieces"]}
-    for name, entry in manifest["files"].items():
+def _check_files(folder: Path, manifest: Manifest) -> None:
+    ranks = {
+        piece.file: piece.rank
+        for name, table in manifest.tables.items()
+        if name == ENTITIES
+        for piece in table.pieces
+    }
+    if any(piece.file not in manifest.files for table in manifest.tables.values() for piece in table.pieces):
+        raise ShardError(f"{folder / MANIFEST_FILE}: names a piece that is none of its files")
+    for name, entry in manifest.files.items():
         path, rank = folder / name, ranks.get(name)
         whose = f" (rank {rank})" if rank is not None else ""
         if Path(name).name != name or not path.is_file():
             raise ShardError(f"{path}: missing{whose}", file=str(path), rank=rank)
-        if path.stat().st_size != entry["bytes"]:
+        if path.stat().st_size != entry.bytes:
             raise ShardError(
-                f"{path}: {path.stat().st_size} bytes, expected {entry['bytes']}{whose}",
+                f"{path}: {path.stat().st_size} bytes, expected {entry.bytes}{whose}",
                 file=str(path),
                 rank=rank,
             )
@@ -140,7 +144,7 @@ class Run:
     """A finished or unfinished training run."""
 
     folder: Path
-    info: dict[str, Any]
+    info: RunInfo
     """The content of run.json."""
 
     @cached_property
@@ -149,7 +153,10 @@ class Run:
 
     @cached_property
     def model(self) -> LinkModel:
-        return LinkModel.from_dict(self.info["model"])
+        try:
+            return LinkModel.from_dict(self.info.model)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunError(f"{self.folder / RUN_FILE}: $.model: {error}") from error
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
@@ -168,9 +175,9 @@ class Run:
 
     def check_belongs(self, checkpoint: Checkpoint) -> None:
         """Raise ShardError where a checkpoint is of another run or vocabulary."""
-        ours = {"run_id": self.info["id"], "vocabulary_sha256": self.dataset.vocabulary_sha256}
+        ours = {"run_id": self.info.id, "vocabulary_sha256": self.dataset.vocabulary_sha256}
         for key, value in ours.items():
-            if checkpoint.manifest[key] != value:
+            if getattr(checkpoint.manifest, key) != value:
                 raise ShardError(f"{checkpoint.folder}: {key} is not that of {self.folder}; files were mixed")
 
 
@@ -190,14 +197,8 @@ def open_run(folder: str | Path) -> Run:
         what = "not a run (no run.json)" if folder.is_dir() else "no such run folder"
         raise RunError(f"{folder}: {what}")
     try:
-        info = read_json(folder / RUN_FILE)
-    except ValueError as error:
-        raise RunError(f"{folder / RUN_FILE}: {error}") from error
-    if not isinstance(info, dict) or info.get("format") != RUN_FORMAT:
-        raise RunError(f"{folder / RUN_FILE}: not a {RUN_FORMAT} file")
-    run = Run(folder, info)
-    try:
+        run = Run(folder, read_json(folder / RUN_FILE, RunInfo))
         run.dataset  # noqa: B018 - opened now, so that a damaged run is refused at the door
-    except DataError as error:
-        raise RunError(str(error)) from error
+    except (OSError, ValueError, DataError) as error:
+        raise RunError(f"{folder / RUN_FILE}: {error}") from error
     return run

@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from kgshard.config import TrainConfig
 from kgshard.data.dataset import Dataset, clone_dataset, is_dataset, open_dataset
@@ -14,7 +13,8 @@ from kgshard.data.sources import Source, find_source
 from kgshard.errors import RunError
 from kgshard.files import replacing_directory, write_json
 from kgshard.models.link import LinkModel
-from kgshard.runs import RUN_FILE, RUN_FORMAT, Run, is_run, open_run
+from kgshard.records import RunInfo
+from kgshard.runs import RUN_FILE, Run, is_run, open_run
 
 
 def ingest(data: str | Path, out: str | Path) -> Dataset:
@@ -62,7 +62,7 @@ def _check_free(out: Path, overwrite: bool) -> None:
         raise RunError(f"{out}: holds a run already; choose another folder or pass --overwrite")
 
 
-def _run_info(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
+def _run_info(config: TrainConfig, dataset: Dataset) -> RunInfo:
     model = LinkModel(
         name=config.model,
         dim=config.dim,
@@ -71,12 +71,12 @@ def _run_info(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
         reciprocal=config.corruption == "reciprocal",
     )
     packages = ("torch", "numpy", "kgshard")
-    return {
-        "format": RUN_FORMAT,
-        "id": uuid.uuid4().hex,
-        "data": dataset.info["name"],
-        "vocabulary_sha256": dataset.vocabulary_sha256,
-        "model": model.to_dict(),
-        "config": config.to_dict(),
-        "versions": {package: metadata.version(package) for package in packages},
-    }
+    return RunInfo(
+        format="kgshard.run/1",
+        id=uuid.uuid4().hex,
+        data=dataset.info.name,
+        vocabulary_sha256=dataset.vocabulary_sha256,
+        model=model.to_dict(),
+        config=config.to_dict(),
+        versions={package: metadata.version(package) for package in packages},
+    )

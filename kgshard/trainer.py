@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kgshard.errors import NonFiniteError
-from kgshard.losses import n3, sampled_softmax
+from kgshard.losses import find_hits, n3, sampled_softmax
 from kgshard.models.link import SIDES, LinkModel
 from kgshard.models.metric import score_all, score_pairs
 from kgshard.optim import RowOptimizer
@@ -116,7 +116,7 @@ class Trainer:
         return sampled_softmax(
             score_pairs(metric, queries, targets),
             score_all(metric, queries, negatives, exact=False),
-            is_positive=target_ids[:, None] == negative_ids,
+            hits=find_hits(target_ids, negative_ids),
             num_candidates=self.model.num_entities,
         )
 

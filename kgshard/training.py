@@ -37,7 +37,7 @@ from kgshard.trainer import Trainer
 def train_rank(run: str, *, quiet: bool = False) -> dict[str, Any]:
     """Train a run that `start_run` made, as one of the ranks; the same result on every rank."""
     opened = open_run(run)
-    config = TrainConfig.from_dict(opened.info["config"])
+    config = TrainConfig.from_dict(opened.info.config)
     with _joined(config.device) as exchange:
         return _train(exchange, opened, config, quiet=quiet)
 

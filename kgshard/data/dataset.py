@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from kgshard.errors import DataError
 from kgshard.files import link_or_copy, read_json, replacing_directory
+from kgshard.records import DatasetInfo
 from kgshard.vocabulary import Vocabulary
 
-FORMAT = "kgshard.data/1"
 MANIFEST = "data.json"
 SPLITS = ("train", "valid", "test")
 
@@ -34,7 +34,7 @@ class Dataset:
     """A prepared dataset, opened for reading. The arrays are memory-mapped."""
 
     folder: Path
-    info: dict[str, Any]
+    info: DatasetInfo
     """The content of data.json."""
 
     @cached_property
@@ -47,16 +47,16 @@ class Dataset:
 
     @property
     def num_entities(self) -> int:
-        return int(self.info["num_entities"])
+        return self.info.num_entities
 
     @property
     def num_relations(self) -> int:
-        return int(self.info["num_relations"])
+        return self.info.num_relations
 
     @property
     def vocabulary_sha256(self) -> str:
         """One hash for both vocabularies: it differs where a label or an id does."""
-        return str(self.info["vocabulary_sha256"])
+        return self.info.vocabulary_sha256
 
     def triples(self, split: str) -> Triples:
         """Return the triples of "train", "valid" or "test".
@@ -71,7 +71,7 @@ class Dataset:
             triples: Triples = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
             raise DataError(f"{path}: {error}") from error
-        expected = int(self.info["splits"][split]["triples"])
+        expected = self.info.splits[split].triples
         if triples.shape != (expected, 3):
             raise DataError(f"{path}: shape {triples.shape}, but {MANIFEST} says {expected} triples")
         return triples
@@ -99,12 +99,9 @@ def open_dataset(folder: Path) -> Dataset:
     """
     path = folder / MANIFEST
     try:
-        info = read_json(path)
+        return Dataset(folder, read_json(path, DatasetInfo))
     except (OSError, ValueError) as error:
-        raise DataError(f"{folder}: not a prepared dataset: {error}") from error
-    if not isinstance(info, dict) or info.get("format") != FORMAT:
-        raise DataError(f"{path}: not a {FORMAT} file")
-    return Dataset(folder, info)
+        raise DataError(f"{path}: not a prepared dataset: {error}") from error
 
 
 def clone_dataset(dataset: Dataset, folder: Path) -> Dataset:

@@ -9,7 +9,6 @@ block and the codes of all triples, never by the text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kgshard.data.dataset import FORMAT, MANIFEST, SPLITS, Dataset, Triples, open_dataset, vocabulary_sha256
+from kgshard.data.dataset import MANIFEST, SPLITS, Dataset, Triples, open_dataset, vocabulary_sha256
 from kgshard.data.readers import read_triples
 from kgshard.data.sources import Source
 from kgshard.errors import DataError
 from kgshard.files import file_sha256, replacing, replacing_directory, write_json
+from kgshard.records import DatasetInfo, SplitInfo
 from kgshard.vocabulary import Vocabulary, hash_order
 
 _Codes = npt.NDArray[np.int64]
@@ -150,27 +150,28 @@ def _describe(
     triples: dict[str, Triples],
     entities: Vocabulary,
     relations: Vocabulary,
-) -> dict[str, Any]:
-    splits: dict[str, dict[str, object]] = {split: {"triples": len(triples[split])} for split in SPLITS}
+) -> DatasetInfo:
+    splits = {split: SplitInfo(triples=len(triples[split])) for split in SPLITS}
     for split, codes in read.items():
-        splits[split] |= {
-            "source": codes.path.name,
-            "sha256": file_sha256(codes.path),
-            "lines": codes.num_lines,
-            "duplicates": codes.num_triples - len(triples[split]),
-            "blank": codes.num_blank,
-        }
-    return {
-        "format": FORMAT,
-        "name": source.name,
-        "num_entities": len(entities),
-        "num_relations": len(relations),
-        "splits": splits,
-        "unseen_in_train": {
+        splits[split] = SplitInfo(
+            triples=len(triples[split]),
+            source=codes.path.name,
+            sha256=file_sha256(codes.path),
+            lines=codes.num_lines,
+            duplicates=codes.num_triples - len(triples[split]),
+            blank=codes.num_blank,
+        )
+    return DatasetInfo(
+        format="kgshard.data/1",
+        name=source.name,
+        num_entities=len(entities),
+        num_relations=len(relations),
+        splits=splits,
+        unseen_in_train={
             split: _num_with_unseen_entity(triples[split], entities.degrees) for split in ("valid", "test")
         },
-        "vocabulary_sha256": vocabulary_sha256(entities, relations),
-    }
+        vocabulary_sha256=vocabulary_sha256(entities, relations),
+    )
 
 
 def _num_with_unseen_entity(triples: Triples, degrees: npt.NDArray[np.int64]) -> int:
@@ -180,7 +181,7 @@ def _num_with_unseen_entity(triples: Triples, degrees: npt.NDArray[np.int64]) ->
 
 def _write(
     folder: Path,
-    info: dict[str, Any],
+    info: DatasetInfo,
     triples: dict[str, Triples],
     entities: Vocabulary,
     relations: Vocabulary,
@@ -200,13 +201,13 @@ def save_array(path: Path, array: npt.NDArray[Any]) -> None:
         np.save(file, np.ascontiguousarray(array), allow_pickle=False)
 
 
-def summary_lines(info: dict[str, Any]) -> Sequence[str]:
+def summary_lines(info: DatasetInfo) -> list[str]:
     """Say in words what became of every line of every file."""
-    lines = [f"{info['num_entities']:,} entities, {info['num_relations']:,} relations"]
-    for split, counts in info["splits"].items():
-        if "lines" in counts:
+    lines = [f"{info.num_entities:,} entities, {info.num_relations:,} relations"]
+    for split, counts in info.splits.items():
+        if counts.source is not None:
             lines.append(
-                f"{split}: {counts['lines']:,} lines = {counts['triples']:,} triples"
-                f" + {counts['duplicates']:,} duplicates + {counts['blank']:,} blank"
+                f"{split}: {counts.lines:,} lines = {counts.triples:,} triples"
+                f" + {counts.duplicates:,} duplicates + {counts.blank:,} blank"
             )
     return lines

@@ -202,12 +202,12 @@ class TrainedModel:
         return self._indexed("neighbors") or Scan(self._table, "dot", normalized=True)
 
     def _indexed(self, purpose: Purpose) -> CandidateSource | None:
-        entry = find_index(self._stored, purpose)
-        if entry is None:
+        found = find_index(self._stored, purpose)
+        if found is None:
             return None
         from kgshard_tools.index.flat import FlatIndex  # faiss: only where an index was built
 
-        return FlatIndex(entry, self._table)
+        return FlatIndex(found, self._table)
 
 
 def _check_k(k: int) -> None:

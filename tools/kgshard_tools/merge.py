@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from safetensors import safe_open
+
 from kgshard.errors import RunError
 from kgshard.files import copy_bytes, link_or_copy, replacing, replacing_directory, write_json
 from kgshard.runs import MANIFEST_FILE, is_run
@@ -77,6 +79,14 @@ def _write_model(stored: Stored, path: Path) -> None:
         file.write(header_bytes(shapes, {"format": "pt"}))
         for table in tables:
             copy_rows(table, range(table.num_rows), file)
+    _check_readable(path, tables)
+
+
+def _check_readable(path: Path, tables: Sequence[StoredTable]) -> None:
+    """Let the safetensors package, which users will read the file with, confirm what is in it."""
+    with safe_open(path, framework="numpy") as file:
+        for table in tables:
+            assert tuple(file.get_slice(table.name).get_shape()) == table.shape, path
 
 
 def copy_rows(table: StoredTable, rows: range, target: BinaryIO) -> None:

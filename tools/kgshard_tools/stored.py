@@ -38,7 +38,7 @@ class Stored:
             "torch_dtype": {"F32": "float32", "BF16": "bfloat16"}[self.checkpoint.entities.dtype],
             "kgshard_format": CONFIG_FORMAT,
             "step": self.checkpoint.step,
-            "run_id": self.run.info["id"],
+            "run_id": self.run.info.id,
             "vocab_sha256": self.dataset.vocabulary_sha256,
         }
 

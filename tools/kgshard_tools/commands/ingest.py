@@ -21,6 +21,8 @@ def command(source: str, out: Path, output: Output) -> None:
     """
     import time
 
+    import msgspec
+
     from kgshard.data.prepare import summary_lines
     from kgshard.start import ingest
     from kgshard_tools.written import Written, total_bytes
@@ -29,4 +31,7 @@ def command(source: str, out: Path, output: Output) -> None:
     dataset = ingest(source, out)
     files = [str(path) for path in sorted(out.iterdir())]
     written = Written(files, dataset.num_entities, total_bytes(out), time.monotonic() - began)
-    output.result({**written.to_dict(), "info": dataset.info}, [*summary_lines(dataset.info), str(out)])
+    output.result(
+        {**written.to_dict(), "info": msgspec.to_builtins(dataset.info)},
+        [*summary_lines(dataset.info), str(out)],
+    )

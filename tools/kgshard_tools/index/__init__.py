@@ -12,6 +12,7 @@ An index answers only for the checkpoint and vocabulary it was built from; other
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,10 +21,10 @@ import numpy as np
 from kgshard.errors import ConfigError, NonFiniteError, RunError
 from kgshard.files import file_sha256, read_json, replacing, write_json
 from kgshard.models.metric import Metric
+from kgshard.records import IndexFile, IndexInfo
 from kgshard_tools.stored import Stored, open_stored
 from kgshard_tools.written import Written
 
-FORMAT = "kgshard.index/1"
 SIDECAR = "index.json"
 TYPES = ("auto", "flat")
 
@@ -52,22 +53,26 @@ def build_index(run: str | Path, purpose: str = "both", *, type: str = "auto") -
     stored = open_stored(run)
     folder = stored.run.folder / "index"
     folder.mkdir(exist_ok=True)
-    entries = _entries(folder)
+    indexes = dict(_indexes(folder))
     for each in purposes:
-        entries[each] = _build(stored, each, folder)
-    write_json(folder / SIDECAR, {"format": FORMAT, "indexes": entries})
-    files = [str(folder / entries[each]["file"]) for each in purposes]
-    size = sum(entries[each]["bytes"] for each in purposes)
+        indexes[each] = _build(stored, each, folder)
+    write_json(folder / SIDECAR, IndexFile(indexes=indexes))
+    files = [str(folder / indexes[each].file) for each in purposes]
+    size = sum(indexes[each].bytes for each in purposes)
     return Written([*files, str(folder / SIDECAR)], stored.model.num_entities, size, time.monotonic() - began)
 
 
-def _entries(folder: Path) -> dict[str, dict[str, Any]]:
+def _indexes(folder: Path) -> dict[str, IndexInfo]:
     path = folder / SIDECAR
-    entries: dict[str, dict[str, Any]] = read_json(path)["indexes"] if path.is_file() else {}
-    return entries
+    if not path.is_file():
+        return {}
+    try:
+        return read_json(path, IndexFile).indexes
+    except ValueError as error:
+        raise RunError(f"{path}: {error}; remove it and run kgshard index again") from error
 
 
-def _build(stored: Stored, purpose: Purpose, folder: Path) -> dict[str, Any]:
+def _build(stored: Stored, purpose: Purpose, folder: Path) -> IndexInfo:
     from kgshard_tools.index.flat import new_index, write_index
 
     table = stored.checkpoint.entities
@@ -88,46 +93,55 @@ def _build(stored: Stored, purpose: Purpose, folder: Path) -> dict[str, Any]:
     path = folder / f"{purpose}.faiss"
     with replacing(path) as temporary:
         write_index(index, temporary)
-    return {
-        "file": path.name,
-        "type": "flat",
-        "exact": True,
-        "metric": metric,
-        "transform": "unit length" if purpose == "neighbors" else "none",
-        "rows": table.num_rows,
-        "dim": table.dim,
-        "longest": longest,
-        "model": stored.model.name,
+    return IndexInfo(
+        file=path.name,
+        type="flat",
+        exact=True,
+        metric=metric,
+        transform="unit length" if purpose == "neighbors" else "none",
+        rows=table.num_rows,
+        dim=table.dim,
+        longest=longest,
+        model=stored.model.name,
         **_belongs_to(stored),
-        "bytes": path.stat().st_size,
-        "sha256": file_sha256(path),
-    }
+        bytes=path.stat().st_size,
+        sha256=file_sha256(path),
+    )
 
 
 def _belongs_to(stored: Stored) -> dict[str, Any]:
     return {
-        "run_id": stored.run.info["id"],
+        "run_id": stored.run.info.id,
         "step": stored.checkpoint.step,
         "vocabulary_sha256": stored.dataset.vocabulary_sha256,
     }
 
 
-def find_index(stored: Stored, purpose: Purpose) -> dict[str, Any] | None:
-    """Return the sidecar's entry of an index that answers for `stored`, or None where none was built.
+@dataclass(frozen=True, slots=True)
+class FoundIndex:
+    """An index file that answers for a checkpoint; its SHA-256 was checked."""
+
+    path: Path
+    info: IndexInfo
+
+
+def find_index(stored: Stored, purpose: Purpose) -> FoundIndex | None:
+    """Return an index that answers for `stored`, or None where none was built.
 
     Raises:
         RunError: There is one, but of another checkpoint or vocabulary, or its file was changed.
     """
     folder = stored.run.folder / "index"
-    entry = _entries(folder).get(purpose)
-    if entry is None:
+    info = _indexes(folder).get(purpose)
+    if info is None:
         return None
-    path = folder / entry["file"]
+    path = folder / info.file
     for key, value in _belongs_to(stored).items():
-        if entry[key] != value:
+        if getattr(info, key) != value:
             raise RunError(
-                f"{path}: {key} is {entry[key]}, but the checkpoint's is {value}; run kgshard index again"
+                f"{path}: {key} is {getattr(info, key)}, but the checkpoint's is {value}; "
+                "run kgshard index again"
             )
-    if not path.is_file() or path.stat().st_size != entry["bytes"] or file_sha256(path) != entry["sha256"]:
+    if not path.is_file() or path.stat().st_size != info.bytes or file_sha256(path) != info.sha256:
         raise RunError(f"{path}: is not the file that {SIDECAR} describes; run kgshard index again")
-    return entry | {"path": str(path)}
+    return FoundIndex(path, info)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from kgshard.errors import ShardError
 from kgshard.models.metric import Metric
 from kgshard.shards import StoredTable
+from kgshard_tools.index import FoundIndex
 from kgshard_tools.search import Fetched, Ids, unit_rows
 
 _FAISS_METRICS = {"dot": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2, "l1": faiss.METRIC_L1}
@@ -35,25 +36,25 @@ def write_index(index: Any, path: Path) -> None:
 class FlatIndex:
     """Candidates from a flat index, scored on the rows of the table it was built from."""
 
-    def __init__(self, entry: dict[str, Any], table: StoredTable) -> None:
-        """Open the file that a sidecar's entry names; its SHA-256 was checked.
+    def __init__(self, found: FoundIndex, table: StoredTable) -> None:
+        """Open an index of `table`.
 
         Raises:
-            ShardError: FAISS cannot read it, or it is of another size than the entry says.
+            ShardError: FAISS cannot read it, or it is of another size than the table.
         """
         try:
-            self._index = faiss.read_index(entry["path"])
+            self._index = faiss.read_index(str(found.path))
         except RuntimeError as error:
-            raise ShardError(f"{entry['path']}: {error}", file=entry["path"]) from error
+            raise ShardError(f"{found.path}: {error}", file=str(found.path)) from error
         if (self._index.ntotal, self._index.d) != table.shape:
             raise ShardError(
-                f"{entry['path']}: {self._index.ntotal} x {self._index.d}, "
+                f"{found.path}: {self._index.ntotal} x {self._index.d}, "
                 f"expected {table.num_rows} x {table.dim}",
-                file=entry["path"],
+                file=str(found.path),
             )
-        self.metric: Metric = entry["metric"]
-        self._normalized = entry["transform"] != "none"
-        self._longest = float(entry["longest"])
+        self.metric: Metric = found.info.metric
+        self._normalized = found.info.transform != "none"
+        self._longest = found.info.longest
         self._table = table
 
     def __len__(self) -> int:

@@ -1,0 +1,48 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# Set PYTHON to choose an interpreter (3.11 or newer).
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := demo-run
+
+.PHONY: demo test lint bench world clean
+
+# A marker newer than what it was installed from, so that install runs once.
+$(VENV)/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+# The main job, from triples to answers, on the bundled graph and two ranks.
+demo: $(VENV)/installed
+	$(BIN)/kgshard train world -o $(RUN) --overwrite --model complex --dim 100 --epochs 60 --n3 0.02 --nproc-per-node 2
+	$(BIN)/kgshard evaluate $(RUN) --split test --nproc-per-node 2
+	$(BIN)/kgshard merge-shards $(RUN)
+	$(BIN)/kgshard export $(RUN) --format numpy
+	$(BIN)/kgshard index $(RUN) --for both
+	@echo; echo "Which currency does Austria use? (this triple is in test, not in train)"
+	$(BIN)/kgshard predict $(RUN) --head Austria --relation "uses currency" --known -k 5
+	@echo; echo "Which countries are like Egypt?"
+	$(BIN)/kgshard neighbors $(RUN) Egypt -k 5
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest -q
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Claims of speed and memory; see docs/benchmarks.md.
+bench: $(VENV)/installed
+	$(BIN)/python benchmarks/merge.py
+	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/ranking.py
+
+# Rebuild the bundled graph from Babel's CLDR data.
+world: $(VENV)/installed
+	$(BIN)/python tools/build_world_graph.py
+
+clean:
+	rm -rf $(VENV) $(RUN) build dist *.egg-info

@@ -1,0 +1,124 @@
+"""The JSON files that kgshard writes, field by field. Reading one checks every field's type.
+
+data.json        DatasetInfo       RUN/run.json        RunInfo
+manifest.json    Manifest          index/index.json    IndexFile
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+
+class SplitInfo(Struct, frozen=True, omit_defaults=True):
+    """What became of one file: lines = triples + duplicates + blank."""
+
+    triples: int
+    source: str | None = None
+    """File name; None where there was no such file."""
+    sha256: str | None = None
+    lines: int = 0
+    duplicates: int = 0
+    blank: int = 0
+
+
+class DatasetInfo(Struct, frozen=True):
+    """A prepared dataset."""
+
+    format: Literal["kgshard.data/1"]
+    name: str
+    num_entities: int
+    num_relations: int
+    splits: dict[str, SplitInfo]
+    unseen_in_train: dict[str, int]
+    """Split to the number of its triples that name an entity which train does not."""
+    vocabulary_sha256: str
+    """Over both vocabularies: it differs where a label or an id does."""
+
+
+class RunInfo(Struct, frozen=True):
+    """A training run."""
+
+    format: Literal["kgshard.run/1"]
+    id: str
+    """Random; every checkpoint and index of the run carries it."""
+    data: str
+    """Name of the dataset."""
+    vocabulary_sha256: str
+    model: dict[str, Any]
+    """See `LinkModel.to_dict`."""
+    config: dict[str, Any]
+    """See `TrainConfig.to_dict`."""
+    versions: dict[str, str]
+    """Package to version."""
+
+
+class PieceInfo(Struct, frozen=True):
+    """Some rows of a table, in one file of the checkpoint."""
+
+    file: str
+    rank: int
+    rows: tuple[int, int]
+    """First row, and the row after the last."""
+
+
+class TableInfo(Struct, frozen=True):
+    """One table of a checkpoint."""
+
+    dtype: str
+    """As safetensors spells it."""
+    shape: tuple[int, int]
+    pieces: list[PieceInfo]
+    """In row order."""
+
+
+class FileInfo(Struct, frozen=True):
+    """One file of a checkpoint."""
+
+    bytes: int
+    sha256: str
+
+
+class Manifest(Struct, frozen=True):
+    """A checkpoint: the only source of order and of truth."""
+
+    format: Literal["kgshard.checkpoint/1"]
+    run_id: str
+    vocabulary_sha256: str
+    step: int
+    """Optimizer steps made."""
+    epoch: int
+    """Epochs finished."""
+    world_size: int
+    model: dict[str, Any]
+    tables: dict[str, TableInfo]
+    files: dict[str, FileInfo]
+
+
+class IndexInfo(Struct, frozen=True):
+    """One FAISS index of a run."""
+
+    file: str
+    type: str
+    exact: bool
+    metric: Literal["dot", "l2", "l1"]
+    transform: Literal["none", "unit length"]
+    """What was done to rows before they were added."""
+    rows: int
+    dim: int
+    longest: float
+    """The largest 2-norm of an added row."""
+    model: str
+    run_id: str
+    step: int
+    vocabulary_sha256: str
+    bytes: int
+    sha256: str
+
+
+class IndexFile(Struct, frozen=True):
+    """All indexes of a run, by what they are for."""
+
+    format: Literal["kgshard.index/1"] = "kgshard.index/1"
+    indexes: dict[str, IndexInfo] = {}
