@@ -118,13 +118,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _check_files(folder: Path, manifest: Manifest) -> None:
-    ranks = {
-        piece.file: piece.rank
-        for name, table in manifest.tables.items()
-        if name == ENTITIES
-        for piece in table.pieces
-    }
-    if any(piece.file not in manifest.files for table in manifest.tables.values() for piece in table.pieces):
+    pieces = {name: table.pieces for name, table in manifest.tables.items()}
+    ranks = {piece.file: piece.rank for piece in pieces.get(ENTITIES, [])}
+    if any(piece.file not in manifest.files for table in pieces.values() for piece in table):
         raise ShardError(f"{folder / MANIFEST_FILE}: names a piece that is none of its files")
     for name, entry in manifest.files.items():
         path, rank = folder / name, ranks.get(name)

@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 
 from kgshard.checkpoint import save_checkpoint
 from kgshard.config import TrainConfig
+from kgshard.data.dataset import Triples
 from kgshard.distributed import choose_device, joined_exchange
 from kgshard.errors import KgshardError
 from kgshard.evaluation import evaluate_on_ranks
@@ -26,9 +27,9 @@ from kgshard.launch import num_cores
 from kgshard.models.link import LinkModel
 from kgshard.optim import OPTIMIZERS
 from kgshard.partition import RowPartition
-from kgshard.progress import Progress, Silent, StderrProgress
+from kgshard.progress import Progress, training_progress
 from kgshard.runs import METRICS_FILE, Run, open_run
-from kgshard.sampling import epoch_batches
+from kgshard.sampling import epoch_batches, num_batches
 from kgshard.start import start_run
 from kgshard.table import ShardedTable
 from kgshard.trainer import Trainer
@@ -81,30 +82,14 @@ def _joined(device_name: str) -> Iterator[Exchange]:
 def _train(exchange: Exchange, run: Run, config: TrainConfig, *, quiet: bool) -> dict[str, Any]:
     trainer = _build_trainer(exchange, run.model, config)
     triples = run.dataset.triples("train")
-    progress = _progress(config, len(triples), quiet=quiet or exchange.rank != 0)
-    began = time.monotonic()
-    num_steps, loss, seconds = 0, float("nan"), 0.0
-    for epoch in range(config.epochs):
-        total = 0.0
-        for batch in epoch_batches(
-            triples,
-            num_entities=run.model.num_entities,
-            batch_size=config.batch_size,
-            num_negatives=config.negatives,
-            seed=config.seed,
-            epoch=epoch,
-            rank=exchange.rank,
-            world_size=exchange.world_size,
-            device=exchange.device,
-        ):
-            step_loss = trainer.step(batch)
-            total += step_loss * batch.global_size
-            num_steps += 1
-            progress.step(epoch=epoch + 1, step=num_steps, loss=step_loss, num_triples=batch.global_size)
-        loss, seconds = total / len(triples), time.monotonic() - began
-        if exchange.rank == 0:
-            _log(run, epoch=epoch + 1, step=num_steps, loss=loss, seconds=seconds)
-    progress.close()
+    began, loss, seconds = time.monotonic(), float("nan"), 0.0
+    num_steps = config.epochs * num_batches(len(triples), config.batch_size)
+    with closing(_progress(exchange, config, triples, quiet=quiet)) as progress:
+        for epoch in range(1, config.epochs + 1):
+            loss = _train_epoch(trainer, triples, config, epoch, progress)
+            seconds = time.monotonic() - began
+            if exchange.rank == 0:
+                _log(run, epoch=epoch, step=epoch * num_steps // config.epochs, loss=loss, seconds=seconds)
     folder = save_checkpoint(run, trainer.table, trainer.relations, step=num_steps, epoch=config.epochs)
     return {
         "run": str(run.folder),
@@ -113,6 +98,34 @@ def _train(exchange: Exchange, run: Run, config: TrainConfig, *, quiet: bool) ->
         "seconds": seconds,
         "metrics": {"loss": loss, "triples_per_second": config.epochs * len(triples) / max(seconds, 1e-9)},
     }
+
+
+def _progress(exchange: Exchange, config: TrainConfig, triples: Triples, *, quiet: bool) -> Progress:
+    return training_progress(
+        num_epochs=config.epochs, num_triples=len(triples), quiet=quiet or exchange.rank != 0
+    )
+
+
+def _train_epoch(
+    trainer: Trainer, triples: Triples, config: TrainConfig, epoch: int, progress: Progress
+) -> float:
+    """Do an epoch, counted from 1; return its mean loss a query."""
+    exchange, total = trainer.table.exchange, 0.0
+    for batch in epoch_batches(
+        triples,
+        num_entities=trainer.model.num_entities,
+        batch_size=config.batch_size,
+        num_negatives=config.negatives,
+        seed=config.seed,
+        epoch=epoch - 1,
+        rank=exchange.rank,
+        world_size=exchange.world_size,
+        device=exchange.device,
+    ):
+        loss = trainer.step(batch)
+        total += loss * batch.global_size
+        progress.step(epoch=epoch, loss=loss, num_triples=batch.global_size)
+    return total / len(triples)
 
 
 def _build_trainer(exchange: Exchange, model: LinkModel, config: TrainConfig) -> Trainer:
@@ -139,12 +152,6 @@ def _build_trainer(exchange: Exchange, model: LinkModel, config: TrainConfig) ->
         relation_optimizer=optimizer(relations, lr=config.lr, device=moments),
         n3_weight=config.n3,
     )
-
-
-def _progress(config: TrainConfig, num_triples: int, *, quiet: bool) -> Progress:
-    if quiet:
-        return Silent()
-    return StderrProgress(num_epochs=config.epochs, num_triples=num_triples)
 
 
 def _log(run: Run, **values: float) -> None:
