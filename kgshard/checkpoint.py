@@ -125,7 +125,7 @@ def _finish(
 ) -> None:
     """Write what exists once and give the checkpoint its name. On rank 0 only."""
     name = "relation.safetensors"
-    size, digest = _write_tensor(temporary / name, RELATIONS, relations, {"format": "pt"})
+    size, digest = _write_tensor(temporary / name, RELATIONS, relations, sharding_metadata(RELATIONS, 0))
     whole = _Shard(PieceInfo(name, 0, (0, len(relations))), FileInfo(size, digest))
     manifest = Manifest(
         format="kgshard.checkpoint/1",
