@@ -16,7 +16,8 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 # The main job, from triples to answers, on the bundled graph and two ranks.
 demo: $(VENV)/installed
-	$(BIN)/kgshard train world -o $(RUN) --overwrite --model complex --dim 100 --epochs 60 --n3 0.02 --nproc-per-node 2
+	$(BIN)/kgshard train world -o $(RUN) --overwrite --model complex --dim 100 --epochs 40 \
+		--batch-size 128 --lr 0.5 --n3 0.05 --nproc-per-node 2
 	$(BIN)/kgshard evaluate $(RUN) --split test --nproc-per-node 2
 	$(BIN)/kgshard merge-shards $(RUN)
 	$(BIN)/kgshard export $(RUN) --format numpy

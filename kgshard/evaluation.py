@@ -29,7 +29,7 @@ from kgshard.models.link import SIDES, LinkModel, Side
 from kgshard.models.metric import Metric, comparison_slack, score_all, score_pairs
 from kgshard.partition import RowPartition
 from kgshard.runs import Run
-from kgshard.shards import find_non_finite
+from kgshard.shards import Floats, find_non_finite
 from kgshard.table import ShardedTable
 
 QUERY_BLOCK = 512
@@ -237,11 +237,14 @@ def _load_tables(exchange: Exchange, run: Run) -> tuple[ShardedTable, Tensor]:
     partition = RowPartition(run.model.num_entities, exchange.world_size)
     rows = partition.rows_of(exchange.rank)
     exchange.share_failure(_non_finite_row(run, rows))
-    # A copy: torch does not take read-only memory, and the pages of the file stay shared.
-    entities = torch.from_numpy(np.array(checkpoint.entities.read(rows))).to(exchange.device)
-    everything = range(checkpoint.relations.num_rows)
-    relations = torch.from_numpy(np.array(checkpoint.relations.read(everything))).to(exchange.device)
+    entities = _tensor(checkpoint.entities.read(rows), exchange)
+    relations = _tensor(checkpoint.relations.read(range(checkpoint.relations.num_rows)), exchange)
     return ShardedTable(entities, partition, exchange), relations
+
+
+def _tensor(values: Floats, exchange: Exchange) -> Tensor:
+    # torch takes no read-only memory, which is what a mapped file gives.
+    return torch.from_numpy(values if values.flags.writeable else values.copy()).to(exchange.device)
 
 
 def _non_finite_row(run: Run, rows: range) -> NonFiniteError | None:
