@@ -25,6 +25,7 @@ from typing import Any
 from kgshard.errors import ConfigError, KgshardError, RankFailureError
 from kgshard.files import read_json, write_json
 
+_STDERR = 2
 _POLL_SECONDS = 0.02
 _WORDS_SECONDS = 2.0
 _GRACE_SECONDS = 5.0
@@ -61,12 +62,13 @@ def run_on_ranks(task: str, arguments: dict[str, Any], nproc: int) -> dict[str, 
         ranks = [_start(folder, rank, nproc) for rank in range(nproc)]
         try:
             failed = _wait(ranks)
-            if failed is not None:
+            if failed:
                 _let_speak(ranks)
+            ended = [process.poll() for process in ranks]
         finally:
             _end(ranks)
-        if failed is not None:
-            raise _failure(folder, failed, ranks[failed])
+        if failed:
+            raise _failure(folder, ranks, ended)
         result: dict[str, Any] = read_json(folder / "result.json")
         return result
 
@@ -84,21 +86,18 @@ def _start(folder: Path, rank: int, world_size: int) -> subprocess.Popen[bytes]:
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
     }
     command = [sys.executable, "-m", "kgshard.rank", str(folder)]
-    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=_STDERR)
 
 
-def _wait(ranks: list[subprocess.Popen[bytes]]) -> int | None:
-    """Wait for all to end well, or for one to fail; return the rank that failed, or None."""
-    running = dict(enumerate(ranks))
-    while running:
-        for rank, process in list(running.items()):
-            code = process.poll()
-            if code == 0:
-                del running[rank]
-            elif code is not None:
-                return rank
+def _wait(ranks: list[subprocess.Popen[bytes]]) -> bool:
+    """Wait for all to end well, or for one to fail; return whether one failed."""
+    codes: list[int | None] = [None] * len(ranks)
+    while None in codes:
         time.sleep(_POLL_SECONDS)
-    return None
+        codes = [process.poll() for process in ranks]
+        if any(codes):
+            return True
+    return False
 
 
 def _let_speak(ranks: list[subprocess.Popen[bytes]]) -> None:
@@ -122,14 +121,26 @@ def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
             process.wait()
 
 
-def _failure(folder: Path, rank: int, process: subprocess.Popen[bytes]) -> KgshardError:
-    said = [read_json(path) for path in sorted(folder.glob("error-*.json"))]
-    # Those who only lost a peer come last.
-    said.sort(key=lambda words: bool(words["kind"] == RankFailureError.__name__))
-    if said and (said[0]["kind"] != RankFailureError.__name__ or process.returncode >= 0):
-        error = KgshardError(said[0]["message"])
-        error.exit_code = said[0]["exit_code"]
-        return error
-    code = process.returncode
-    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return RankFailureError(f"rank {rank} (pid {process.pid}) ended by {how}, with no message")
+def _failure(folder: Path, ranks: list[subprocess.Popen[bytes]], ended: list[int | None]) -> KgshardError:
+    """Return what to tell of a failure: its cause, rather than what it did to the other ranks.
+
+    Args:
+        folder: Where ranks left their words.
+        ranks: The processes.
+        ended: How they ended of themselves; None for those that had to be stopped.
+    """
+    said = {rank: path for rank in range(len(ranks)) if (path := folder / f"error-{rank}.json").is_file()}
+    words = [read_json(path) for path in said.values()]
+    causes = [each for each in words if each["kind"] != RankFailureError.__name__]
+    silent = [rank for rank, code in enumerate(ended) if code and rank not in said]
+    if silent and not causes:
+        return RankFailureError(_how_it_ended(silent[0], ranks[silent[0]].pid, ended[silent[0]]))
+    told = [*causes, *words][0]
+    error = KgshardError(told["message"])
+    error.exit_code = told["exit_code"]
+    return error
+
+
+def _how_it_ended(rank: int, pid: int, code: int | None) -> str:
+    how = f"signal {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
+    return f"rank {rank} (pid {pid}) ended by {how}, with no message"
