@@ -138,8 +138,11 @@ class _CandidateBlock:
         level = lengths.square() - true_scores.square() if self.metric == "l2" else true_scores
         slack = comparison_slack(self.metric, queries.shape[1], lengths, self._longest)
         low, high = (level - slack).float()[:, None], (level + slack).float()[:, None]
-        higher = torch.count_nonzero(values > high, dim=1)
-        at_least = torch.count_nonzero(values >= low, dim=1)
+        # Comparing into floats and adding those is over ten times faster than counting booleans, and
+        # exact: a block has fewer than 2^24 rows.
+        beats = torch.empty_like(values)
+        higher = torch.gt(values, high, out=beats).sum(dim=1).long()
+        at_least = torch.ge(values, low, out=beats).sum(dim=1).long()
         counts = torch.stack([higher, torch.zeros_like(higher)])
         unsure = (at_least > higher).nonzero()[:, 0]
         if len(unsure):
