@@ -7,6 +7,7 @@ tables and, last, the manifest; the folder is synced and renamed into place; LAT
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,21 +56,32 @@ def save_checkpoint(run: Run, table: ShardedTable, relations: Tensor, *, step: i
     exchange = table.exchange
     folder = run.folder / "checkpoints" / checkpoint_name(step)
     temporary = _shared_temporary(exchange, folder)
-    shard, error = None, None
     try:
-        shard = _write_shard(temporary, table)
+        shards = _write_shards(temporary, table)
+        error = None
+        if exchange.rank == 0:
+            try:
+                _finish(run, temporary, folder, shards, table, relations, step=step, epoch=epoch)
+            except OSError as failure:
+                error = failure
+        exchange.share_failure(error)
+    except BaseException:
+        if exchange.rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return folder
+
+
+def _write_shards(folder: Path, table: ShardedTable) -> list[_Shard]:
+    """Let every rank write its own shard; return all of them, in rank order, on every rank."""
+    exchange, error, shard = table.exchange, None, None
+    try:
+        shard = _write_shard(folder, table)
     except OSError as failure:
         error = failure
     exchange.share_failure(error)
     gathered = exchange.gather_bytes(msgspec.json.encode(shard))
-    shards = [msgspec.json.decode(text, type=_Shard) for text in gathered]
-    if exchange.rank == 0:
-        try:
-            _finish(run, temporary, folder, shards, table, relations, step=step, epoch=epoch)
-        except OSError as failure:
-            error = failure
-    exchange.share_failure(error)
-    return folder
+    return [msgspec.json.decode(text, type=_Shard) for text in gathered]
 
 
 def _shared_temporary(exchange: Exchange, folder: Path) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import math
+import sys
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -51,10 +51,12 @@ class TrainConfig:
         for name in ("dim", "epochs", "batch_size", "negatives"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{option(name)} must be >= 1, got {getattr(self, name)}")
-        if not (self.lr > 0 and math.isfinite(self.lr)):
+        if not 0 < self.lr <= sys.float_info.max:
             raise ConfigError(f"--lr must be a number > 0, got {self.lr}")
-        if not (self.n3 >= 0 and math.isfinite(self.n3)):
+        if not 0 <= self.n3 <= sys.float_info.max:
             raise ConfigError(f"--n3 must be a number >= 0, got {self.n3}")
+        if self.n3 and SCORING[self.model].metric != "dot":
+            raise ConfigError(f"--n3 regularises inner products; it does not apply to --model {self.model}")
         if self.seed < 0:
             raise ConfigError(f"--seed must be >= 0, got {self.seed}")
         try:

@@ -92,6 +92,8 @@ class RowWiseShardedEmbedding(nn.Module):
             table="entity",
             rows=rows,
         )
+        # torch forgets on the way to weight.grad that a gradient is coalesced.
+        self.weight.register_post_accumulate_grad_hook(_coalesce_gradient)
         self._table = ShardedTable(self.weight.data, partition, exchange)
 
     @property
@@ -118,6 +120,11 @@ class RowWiseShardedEmbedding(nn.Module):
             f"{self.num_embeddings}, {self.embedding_dim}, "
             f"rows {self.start_row}..{self.end_row} on rank {self.rank} of {self.world_size}"
         )
+
+
+def _coalesce_gradient(weight: Tensor) -> None:
+    if weight.grad is not None and weight.grad.is_sparse:
+        weight.grad = weight.grad.coalesce()
 
 
 class _ShardedRows(torch.autograd.Function):

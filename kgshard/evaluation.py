@@ -36,6 +36,8 @@ QUERY_BLOCK = 512
 """Queries scored together."""
 ROW_BLOCK = 8192
 """Candidates scored together: 16 MiB of float32 scores a block."""
+_LARGEST, _SMALLEST = 1e37, 1e-37
+"""Comparison values and error bounds that float32 can be trusted with."""
 
 
 @dataclass(frozen=True)
@@ -134,10 +136,13 @@ class _CandidateBlock:
         """
         lengths = torch.linalg.vector_norm(queries, dim=1)
         values = self._compare(queries.float())
-        values[excluded] = -torch.inf
         level = lengths.square() - true_scores.square() if self.metric == "l2" else true_scores
         slack = comparison_slack(self.metric, queries.shape[1], lengths, self._longest)
         low, high = (level - slack).float()[:, None], (level + slack).float()[:, None]
+        # Where float32 would overflow or lose everything, float64 decides about every candidate.
+        hopeless = ((lengths + self._longest).square() > _LARGEST) | (slack < _SMALLEST)
+        values[hopeless], low[hopeless], high[hopeless] = 0, -torch.inf, torch.inf
+        values[excluded] = torch.nan  # Neither higher, nor lower, nor the same.
         # Comparing into floats and adding those is over ten times faster than counting booleans, and
         # exact: a block has fewer than 2^24 rows.
         beats = torch.empty_like(values)

@@ -10,13 +10,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from kgshard.errors import ExchangeMismatchError, RankFailureError
 
+Kind = Literal["bytes", "ids", "rows", "gradients"]
+"""What a payload is."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8)
+KINDS: tuple[Kind, ...] = ("bytes", "ids", "rows", "gradients")
 _UNKNOWN = -1
 """Stands for "no expectation" in an announcement."""
 
@@ -26,7 +30,11 @@ class Announcement:
     """What one rank says before an all_to_all."""
 
     call: int
-    """How many all_to_all calls this rank made before; ranks that drift apart differ here."""
+    """How many all_to_all calls this rank made before."""
+    table: int
+    """Which of the exchange's tables it is about, in order of construction; 0 for none."""
+    kind: int
+    """Position in KINDS."""
     dtype: int
     """Position in _DTYPES."""
     width: int
@@ -37,12 +45,12 @@ class Announcement:
     """Rows it expects from each rank, or -1 where any number will do."""
 
     def to_list(self) -> list[int]:
-        return [self.call, self.dtype, self.width, *self.sends, *self.expects]
+        return [self.call, self.table, self.kind, self.dtype, self.width, *self.sends, *self.expects]
 
     @staticmethod
     def from_list(numbers: list[int], world_size: int) -> Announcement:
-        call, dtype, width, *counts = numbers
-        return Announcement(call, dtype, width, counts[:world_size], counts[world_size:])
+        call, table, kind, dtype, width, *counts = numbers
+        return Announcement(call, table, kind, dtype, width, counts[:world_size], counts[world_size:])
 
 
 def check_announcements(announced: Sequence[Announcement]) -> None:
@@ -53,7 +61,7 @@ def check_announcements(announced: Sequence[Announcement]) -> None:
     """
     first = announced[0]
     for rank, other in enumerate(announced):
-        for what in ("call", "dtype", "width"):
+        for what in ("call", "table", "kind", "dtype", "width"):
             said, wanted = getattr(other, what), getattr(first, what)
             if said != wanted:
                 raise ExchangeMismatchError(
@@ -70,7 +78,8 @@ def check_announcements(announced: Sequence[Announcement]) -> None:
 
 
 def _show(what: str, value: int) -> str:
-    return str(_DTYPES[value]) if what == "dtype" else str(value)
+    names = {"dtype": _DTYPES, "kind": KINDS}
+    return str(names[what][value]) if what in names else str(value)
 
 
 class Exchange(ABC):
@@ -83,20 +92,42 @@ class Exchange(ABC):
 
     def __init__(self) -> None:
         self._num_calls = 0
+        self._num_tables = 0
 
-    def all_to_all(self, chunks: Sequence[Tensor], expected: Sequence[int] | None = None) -> list[Tensor]:
+    def number_table(self) -> int:
+        """Return a number for a new table, from 1. Ranks must construct their tables in the same order."""
+        self._num_tables += 1
+        return self._num_tables
+
+    def all_to_all(
+        self,
+        chunks: Sequence[Tensor],
+        expected: Sequence[int] | None = None,
+        *,
+        kind: Kind = "bytes",
+        table: int = 0,
+    ) -> list[Tensor]:
         """Send chunks[r] to rank r; return what each rank sent here, in rank order.
 
         Args:
             chunks: One tensor for each rank, [n_r] or [n_r, width]. Lengths may differ, zero included;
                 dtype and width must agree on all ranks.
             expected: How many rows each rank will send here, where that is known.
+            kind: What the rows are; ranks must agree.
+            table: Number of the table they are about; ranks must agree.
 
         Raises:
+            ValueError: Not one chunk a rank, or of a dtype that does not travel.
             ExchangeMismatchError: Ranks disagree. Raised on every rank, before any payload is used.
         """
+        if len(chunks) != self.world_size:
+            raise ValueError(f"{len(chunks)} chunks for {self.world_size} ranks")
+        if chunks[0].dtype not in _DTYPES:
+            raise ValueError(f"{chunks[0].dtype} does not travel (known: {', '.join(map(str, _DTYPES))})")
         announcement = Announcement(
             call=self._num_calls,
+            table=table,
+            kind=KINDS.index(kind),
             dtype=_DTYPES.index(chunks[0].dtype),
             width=chunks[0].shape[1] if chunks[0].dim() == 2 else 1,
             sends=[len(chunk) for chunk in chunks],
@@ -158,7 +189,14 @@ class SingleExchange(Exchange):
         super().__init__()
         self.device = torch.device(device)
 
-    def all_to_all(self, chunks: Sequence[Tensor], expected: Sequence[int] | None = None) -> list[Tensor]:
+    def all_to_all(
+        self,
+        chunks: Sequence[Tensor],
+        expected: Sequence[int] | None = None,
+        *,
+        kind: Kind = "bytes",
+        table: int = 0,
+    ) -> list[Tensor]:
         if expected is not None and expected[0] != len(chunks[0]):
             raise ExchangeMismatchError(
                 f"exchange mismatch rank 0→0: announced {len(chunks[0])}, expected {expected[0]}"

@@ -73,19 +73,31 @@ def replacing_directory(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         sync_tree(temporary)
-        if path.exists():
-            aside = temporary_sibling(path)
-            os.replace(path, aside)
-            place(temporary, path)
-            shutil.rmtree(aside)
-        else:
-            place(temporary, path)
+        _swap(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         for parent in new_parents:
             with suppress(OSError):
                 parent.rmdir()
         raise
+
+
+def _swap(temporary: Path, path: Path) -> None:
+    """Put a finished folder at `path`; what was there goes, or comes back if this fails."""
+    if not path.exists():
+        place(temporary, path)
+        return
+    aside = temporary_sibling(path)
+    os.replace(path, aside)
+    try:
+        place(temporary, path)
+    except BaseException:
+        if not path.exists():
+            os.replace(aside, path)
+        raise
+    finally:
+        if aside.exists():
+            shutil.rmtree(aside)
 
 
 def sync_tree(folder: Path) -> None:

@@ -56,6 +56,7 @@ def run_on_ranks(task: str, arguments: dict[str, Any], nproc: int) -> dict[str, 
         KgshardError: A rank failed; with its message and exit code.
         RankFailureError: A rank died without a word; names rank, pid and how it ended.
     """
+    check_nproc(nproc)
     with tempfile.TemporaryDirectory(prefix="kgshard-") as name:
         folder = Path(name)
         write_json(folder / "job.json", {"task": task, "arguments": arguments, "world_size": nproc})
@@ -69,6 +70,8 @@ def run_on_ranks(task: str, arguments: dict[str, Any], nproc: int) -> dict[str, 
             _end(ranks)
         if failed:
             raise _failure(folder, ranks, ended)
+        if not (folder / "result.json").is_file():
+            raise RankFailureError(_how_it_ended(0, ranks[0].pid, ended[0]))
         result: dict[str, Any] = read_json(folder / "result.json")
         return result
 

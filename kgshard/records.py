@@ -11,7 +11,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 
-class SplitInfo(Struct, frozen=True, omit_defaults=True):
+class SplitInfo(Struct, frozen=True):
     """What became of one file: lines = triples + duplicates + blank."""
 
     triples: int

@@ -27,7 +27,7 @@ from kgshard.errors import DataError, RunError, ShardError
 from kgshard.files import file_sha256, read_json
 from kgshard.models.link import LinkModel
 from kgshard.records import Manifest, PieceInfo, RunInfo
-from kgshard.shards import ENTITIES, RELATIONS, Piece, StoredTable, read_header
+from kgshard.shards import ENTITIES, RELATIONS, Piece, StoredTable, read_header, saved_row_start
 
 RUN_FILE = "run.json"
 MANIFEST_FILE = "manifest.json"
@@ -84,10 +84,17 @@ class Checkpoint:
 
     def _piece(self, name: str, entry: PieceInfo) -> Piece:
         path = self.folder / entry.file
-        tensors, _ = read_header(path)
+        tensors, metadata = read_header(path)
         if name not in tensors or len(tensors[name].shape) != 2:
             raise ShardError(f"{path}: holds no table {name}", file=str(path), rank=entry.rank)
-        return Piece(path, range(*entry.rows), tensors[name])
+        first_row = saved_row_start(metadata, name)
+        if first_row != entry.rows[0]:
+            raise ShardError(
+                f"{path}: begins at row {first_row}, expected {entry.rows[0]} (rank {entry.rank})",
+                file=str(path),
+                rank=entry.rank,
+            )
+        return Piece(path, range(*entry.rows), tensors[name], entry.rank)
 
     def verify(self) -> Iterator[Path]:
         """Yield every file after its SHA-256 was found right.
@@ -97,7 +104,11 @@ class Checkpoint:
         """
         for name, entry in self.manifest.files.items():
             path = self.folder / name
-            if file_sha256(path) != entry.sha256:
+            try:
+                digest = file_sha256(path)
+            except OSError as error:
+                raise ShardError(f"{path}: {error.strerror}", file=str(path)) from error
+            if digest != entry.sha256:
                 raise ShardError(f"{path}: SHA-256 differs from {MANIFEST_FILE}", file=str(path))
             yield path
 
@@ -114,7 +125,12 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     except (OSError, ValueError) as error:
         raise ShardError(f"{path}: not a complete checkpoint: {error}", file=str(path)) from error
     _check_files(folder, manifest)
-    return Checkpoint(folder, manifest)
+    checkpoint = Checkpoint(folder, manifest)
+    checkpoint.entities, checkpoint.relations  # noqa: B018 - all headers are read and compared now
+    for other in sorted(folder.glob("*.safetensors")):
+        if other.name not in manifest.files:
+            raise ShardError(f"{other}: is not in {MANIFEST_FILE}; remove it", file=str(other))
+    return checkpoint
 
 
 def _check_files(folder: Path, manifest: Manifest) -> None:
@@ -171,6 +187,8 @@ class Run:
 
     def check_belongs(self, checkpoint: Checkpoint) -> None:
         """Raise ShardError where a checkpoint is of another run or vocabulary."""
+        if checkpoint.folder.name != checkpoint_name(checkpoint.step):
+            raise ShardError(f"{checkpoint.folder}: holds step {checkpoint.step}; folders were renamed")
         ours = {"run_id": self.info.id, "vocabulary_sha256": self.dataset.vocabulary_sha256}
         for key, value in ours.items():
             if getattr(checkpoint.manifest, key) != value:

@@ -79,7 +79,7 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
             raw = file.read(length)
         if not raw.startswith(b"{"):
             raise ValueError("the header does not begin with '{'")
-        header = json.loads(raw, object_pairs_hook=_distinct_keys)
+        header = json.loads(raw.decode(), object_pairs_hook=_distinct_keys)
         metadata = _metadata(header.pop("__metadata__", {}))
         return _tensors(header, data_start=8 + length, file_size=size), metadata
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -106,8 +106,10 @@ def _tensors(header: dict[str, Any], *, data_start: int, file_size: int) -> dict
         shape, (start, stop) = tuple(entry["shape"]), entry["data_offsets"]
         if entry["dtype"] not in ITEM_BYTES:
             raise ValueError(f"tensor {name!r} has the unknown dtype {entry['dtype']!r}")
-        if not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
-            raise ValueError(f"tensor {name!r}: shape and offsets must be integers >= 0")
+        if not all(type(number) is int and 0 <= number < 2**63 for number in (*shape, start, stop)):
+            raise ValueError(f"tensor {name!r}: shape and offsets must be integers from 0 to 2^63 - 1")
+        if not name.isprintable() or name.startswith("/") or ".." in name.split("/"):
+            raise ValueError(f"tensor {name!r} has a name that no table has")
         tensors[name] = TensorInfo(entry["dtype"], shape, data_start + start)
         if start != position or stop - start != tensors[name].num_bytes:
             raise ValueError(f"tensor {name!r} does not fill bytes {position}..{stop} of the data")
@@ -144,6 +146,15 @@ def sharding_metadata(name: str, row_start: int) -> dict[str, str]:
     }
 
 
+def saved_row_start(metadata: dict[str, str], name: str) -> int | None:
+    """Return the first row that `sharding_metadata` wrote down, or None where there is none."""
+    try:
+        offsets = json.loads(metadata["DCP_SHARDING_INFO"])[name]["saved_offsets"]
+        return int(offsets[0])
+    except (KeyError, ValueError, TypeError, IndexError):
+        return None
+
+
 def write_blocks(file: BinaryIO, blocks: Iterable[bytes | memoryview]) -> tuple[int, str]:
     """Write blocks one after the other; return the bytes written and their SHA-256."""
     digest, size = hashlib.sha256(), 0
@@ -169,6 +180,8 @@ class Piece:
     rows: range
     """The global rows it holds."""
     info: TensorInfo
+    rank: int | None = None
+    """Who wrote it, for messages."""
 
 
 class StoredTable:
@@ -200,12 +213,17 @@ class StoredTable:
         for piece in self.pieces:
             expected = (len(piece.rows), self.dim)
             if piece.rows.start != position:
-                raise ShardError(f"{piece.path}: begins at row {piece.rows.start}, expected {position}")
+                raise ShardError(
+                    f"{piece.path}: begins at row {piece.rows.start}, expected {position}",
+                    file=str(piece.path),
+                    rank=piece.rank,
+                )
             if piece.info.shape != expected or piece.info.dtype != self.dtype:
                 raise ShardError(
                     f"{piece.path}: {self.name} is {piece.info.dtype} {list(piece.info.shape)}, "
                     f"expected {self.dtype} {list(expected)}",
                     file=str(piece.path),
+                    rank=piece.rank,
                 )
             position = piece.rows.stop
         self.num_rows = position
@@ -231,7 +249,13 @@ class StoredTable:
         return self._mapped[index]
 
     def read(self, rows: range) -> Floats:
-        """Return float32[len(rows), dim]: consecutive rows."""
+        """Return float32[len(rows), dim]: consecutive rows.
+
+        Raises:
+            IndexError: They leave the table.
+        """
+        if len(rows) and not (rows.start >= 0 and rows.stop <= self.num_rows):
+            raise IndexError(f"rows {rows.start}..{rows.stop} leave a table of {self.num_rows} rows")
         parts = []
         for index, piece in enumerate(self.pieces):
             start, stop = max(rows.start, piece.rows.start), min(rows.stop, piece.rows.stop)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kgshard.exchange import Exchange
+from kgshard.exchange import Exchange, Kind
 from kgshard.partition import RowPartition
 from kgshard.routing import Route, RowGradient, plan_route, sum_by_row
 
@@ -51,6 +51,7 @@ class ShardedTable:
         self.weight = weight
         self.partition = partition
         self.exchange = exchange
+        self._number = exchange.number_table()
 
     @torch.no_grad()
     def fetch(self, ids: Tensor) -> Lookup:
@@ -65,11 +66,11 @@ class ShardedTable:
             IndexError: An id is outside the table.
         """
         route = plan_route(ids, self.partition)
-        asked = self.exchange.all_to_all(route.unique_ids.split(route.counts))
+        asked = self._swap(route.unique_ids, route.counts, "ids")
         asked_counts = [len(part) for part in asked]
         asked_here = torch.cat(asked) - self.rows.start
         answers = self.weight.index_select(0, asked_here)
-        received = self.exchange.all_to_all(answers.split(asked_counts), expected=route.counts)
+        received = self._swap(answers, asked_counts, "rows", expected=route.counts)
         rows = received[0] if len(received) == 1 else torch.cat(received)
         return Lookup(route, rows, asked_here, asked_counts)
 
@@ -81,12 +82,17 @@ class ShardedTable:
             lookup: What `fetch` returned, on every rank the same call.
             gradients: float[U, D], one for each of lookup.rows.
         """
-        chunks = gradients.split(lookup.route.counts)
-        received = self.exchange.all_to_all(chunks, expected=lookup.asked_counts)
+        received = self._swap(gradients, lookup.route.counts, "gradients", expected=lookup.asked_counts)
         values = received[0] if len(received) == 1 else torch.cat(received)
         if self.exchange.world_size == 1:
             return RowGradient(lookup.asked_here, values)
         return sum_by_row(lookup.asked_here, values)
+
+    def _swap(
+        self, rows: Tensor, counts: list[int], kind: Kind, *, expected: list[int] | None = None
+    ) -> list[Tensor]:
+        """Send the first counts[0] rows to rank 0, the next to rank 1, ...; return what came back."""
+        return self.exchange.all_to_all(rows.split(counts), expected, kind=kind, table=self._number)
 
     @torch.no_grad()
     def replicate(self, ids: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +33,11 @@ _NUM_SUGGESTIONS = 5
 def label_hash(label: str) -> int:
     """Return the unsigned 64-bit hash that orders labels."""
     return int.from_bytes(hashlib.blake2b(label.encode(), digest_size=8).digest(), "big")
+
+
+def _is_text(label: str) -> bool:
+    """Whether a string is Unicode text: bytes of an argument that are not UTF-8 arrive as lone surrogates."""
+    return not re.search("[\ud800-\udfff]", label)
 
 
 def hash_order(labels: pa.Array) -> npt.NDArray[np.int64]:
@@ -81,6 +87,8 @@ class Vocabulary(Sequence[str]):
 
     def find(self, label: str) -> int | None:
         """Return the id of `label`, or None where there is no such label."""
+        if not _is_text(label):
+            return None
         key = (label_hash(label), label)
         low, high = 0, len(self)
         while low < high:
@@ -101,7 +109,7 @@ class Vocabulary(Sequence[str]):
         found = self.find(name)
         if found is not None:
             return found
-        if name.startswith("#") and name[1:].isascii() and name[1:].isdigit() and int(name[1:]) < len(self):
+        if re.fullmatch("#[0-9]{1,18}", name) and int(name[1:]) < len(self):
             return int(name[1:])
         unknown = UnknownRelationError if self.kind == "relation" else UnknownEntityError
         raise unknown(name, self.suggest(name))
@@ -112,6 +120,8 @@ class Vocabulary(Sequence[str]):
 
     def suggest(self, name: str) -> list[str]:
         """Return up to five labels that look like `name`, the most similar first."""
+        if not _is_text(name):
+            return []
         close = difflib.get_close_matches(name, self._candidates(name), n=_NUM_SUGGESTIONS, cutoff=0.6)
         return close or self._candidates_containing(name)[:_NUM_SUGGESTIONS]
 

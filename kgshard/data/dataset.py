@@ -69,7 +69,7 @@ class Dataset:
         path = self.folder / f"{split}.npy"
         try:
             triples: Triples = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             raise DataError(f"{path}: {error}") from error
         expected = self.info.splits[split].triples
         if triples.shape != (expected, 3):

@@ -186,7 +186,6 @@ def _write(
     entities: Vocabulary,
     relations: Vocabulary,
 ) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with replacing_directory(folder) as temporary:
         entities.save(temporary / "entities.parquet")
         relations.save(temporary / "relations.parquet")

@@ -1,0 +1,206 @@
+"""All ranks get what was sent to them, or all ranks stop with the same words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rank_functions import (
+    Fault,
+    Ints,
+    calls_in_another_order,
+    exchange_matrices,
+    exchanges_in_another_order,
+    fetch_with_a_row_missing,
+    gather_words,
+    meet_fault,
+    push_with_a_row_missing,
+    stumble,
+)
+from worlds import GlooPool, ThreadExchange, ThreadWorld
+
+from kgshard.errors import DataError, ExchangeMismatchError
+from kgshard.exchange import Exchange, SingleExchange
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8]
+
+
+def split_matrices(world_size: int, number: int, *, seed: int) -> list[Ints]:
+    """Return random split matrices [sender, receiver]; many hold all-zero rows and columns."""
+    source = np.random.default_rng([seed, world_size])
+    matrices = []
+    for _ in range(number):
+        matrix = source.integers(0, 6, size=(world_size, world_size))
+        matrix[source.random(world_size) < 0.3] = 0
+        matrix[:, source.random(world_size) < 0.3] = 0
+        matrices.append(matrix)
+    return matrices
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_500_random_splits_bring_every_row_to_its_receiver(world_size: int) -> None:
+    matrices = split_matrices(world_size, 500, seed=0)
+    assert any(not m.any(axis=0).all() for m in matrices)
+    assert any(not m.any(axis=1).all() for m in matrices)
+    assert any(not m.any() for m in matrices)
+    outcomes = ThreadWorld(world_size).run(exchange_matrices, matrices, 3, torch.float32)
+    assert outcomes == [[True] * 500] * world_size
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [1, 4])
+def test_every_dtype_and_width_arrives_as_it_was_sent(dtype: torch.dtype, width: int) -> None:
+    matrices = split_matrices(3, 20, seed=1)
+    assert ThreadWorld(3).run(exchange_matrices, matrices, width, dtype) == [[True] * 20] * 3
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_gloo_brings_every_row_to_its_receiver(gloo_pool: GlooPool, tmp_path: Path, world_size: int) -> None:
+    matrices = split_matrices(world_size, 60, seed=2)
+    outcomes = gloo_pool.run(world_size, tmp_path, exchange_matrices, matrices, 3, torch.float32)
+    assert outcomes == [[True] * 60] * world_size
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gloo_carries_every_dtype(gloo_pool: GlooPool, tmp_path: Path, dtype: torch.dtype) -> None:
+    matrices = split_matrices(2, 10, seed=3)
+    assert gloo_pool.run(2, tmp_path, exchange_matrices, matrices, 2, dtype) == [[True] * 10] * 2
+
+
+def test_a_transport_that_mixes_up_ranks_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the checks above see rows that went to the wrong rank."""
+    move = ThreadExchange._move
+    monkeypatch.setattr(ThreadExchange, "_move", lambda self, *sent: move(self, *sent)[::-1])
+    outcomes = ThreadWorld(3).run(exchange_matrices, split_matrices(3, 20, seed=4), 2, torch.float32)
+    assert not all(map(all, outcomes))
+
+
+FLOAT, DOUBLE, INT = torch.float32, torch.float64, torch.int64
+FAULTS = {
+    "sends nothing": (Fault(1, sends=(0, 0)), "rank 1→0: announced 0, expected 1"),
+    "sends too much": (Fault(1, sends=(0, 3)), "rank 1→0: announced 3, expected 1"),
+    "sends itself too much": (Fault(2, sends=(2, 2)), "rank 2→2: announced 2, expected 1"),
+    "sends the last rank too much": (Fault(0, sends=(2, 2)), "rank 0→2: announced 2, expected 1"),
+    "expects more": (Fault(2, expects=(1, 5)), "rank 1→2: announced 1, expected 5"),
+    "expects nothing": (Fault(0, expects=(2, 0)), "rank 2→0: announced 1, expected 0"),
+    "float64": (Fault(1, dtype=DOUBLE), f"rank 1→0: announced dtype {DOUBLE}, expected {FLOAT}"),
+    "bfloat16": (
+        Fault(2, dtype=torch.bfloat16),
+        f"rank 2→0: announced dtype {torch.bfloat16}, expected {FLOAT}",
+    ),
+    "rank 0 alone has int64": (Fault(0, dtype=INT), f"rank 1→0: announced dtype {FLOAT}, expected {INT}"),
+    "wider rows": (Fault(1, width=3), "rank 1→0: announced width 3, expected 2"),
+    "flat rows": (Fault(2, width=1), "rank 2→0: announced width 1, expected 2"),
+    "a call ahead": (Fault(1, calls_before=1), "rank 1→0: announced call 1, expected 0"),
+    "two calls ahead": (Fault(2, calls_before=2), "rank 2→0: announced call 2, expected 0"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_one_rank_stops_every_rank_with_the_same_words(name: str) -> None:
+    fault, words = FAULTS[name]
+    assert ThreadWorld(3).run(meet_fault, fault) == [f"exchange mismatch {words}"] * 3
+
+
+def test_ranks_that_agree_are_not_stopped() -> None:
+    assert ThreadWorld(3).run(meet_fault, None) == ["agreed"] * 3
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["sends nothing", "sends too much", "float64", "wider rows"])
+def test_gloo_ranks_stop_before_memory_is_read_that_nobody_wrote(
+    gloo_pool: GlooPool, tmp_path: Path, name: str
+) -> None:
+    fault, words = FAULTS[name]
+    assert gloo_pool.run(2, tmp_path, meet_fault, fault) == [f"exchange mismatch {words}"] * 2
+
+
+@pytest.mark.parametrize("confused", [0, 1, 2])
+def test_calls_in_another_order_stop_every_rank(confused: int) -> None:
+    words = set(ThreadWorld(3).run(calls_in_another_order, confused))
+    assert len(words) == 1
+    assert "announced dtype" in words.pop()
+
+
+@pytest.mark.parametrize("confused", [0, 1])
+def test_ranks_that_turn_to_different_exchanges_are_stopped(confused: int) -> None:
+    words = set(ThreadWorld(2).run(exchanges_in_another_order, confused))
+    assert len(words) == 1
+    assert "exchange mismatch rank 1→0: announced call" in words.pop()
+
+
+@pytest.mark.parametrize("forgetful", [0, 1, 2])
+def test_a_mismatch_in_a_push_leaves_every_table_untouched(forgetful: int) -> None:
+    expected = f"exchange mismatch rank {forgetful}→0: announced 1, expected 2"
+    assert ThreadWorld(3).run(push_with_a_row_missing, forgetful) == [(expected, True)] * 3
+
+
+@pytest.mark.parametrize("short", [0, 1, 2])
+def test_an_answer_with_a_row_missing_stops_every_rank(monkeypatch: pytest.MonkeyPatch, short: int) -> None:
+    expected = f"exchange mismatch rank {short}→0: announced 1, expected 2"
+    assert ThreadWorld(3).run(fetch_with_a_row_missing, short, monkeypatch) == [expected] * 3
+
+
+def test_a_single_rank_checks_counts_too() -> None:
+    exchange = SingleExchange()
+    chunk = torch.ones(3, 2)
+    assert exchange.all_to_all([chunk], expected=[3])[0] is chunk
+    with pytest.raises(ExchangeMismatchError, match="exchange mismatch rank 0→0: announced 3, expected 1"):
+        exchange.all_to_all([chunk], expected=[1])
+
+
+WORDS = [b"", b"\x00\xffafter a NUL", "vocabulaire é".encode()]
+
+
+def test_every_rank_gathers_the_bytes_of_all() -> None:
+    assert ThreadWorld(3).run(gather_words, WORDS) == [WORDS] * 3
+    assert SingleExchange().gather_bytes(b"alone") == [b"alone"]
+    assert SingleExchange().gather_bytes(b"") == [b""]
+
+
+@pytest.mark.processes
+def test_gloo_gathers_the_bytes_of_all(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    assert gloo_pool.run(3, tmp_path, gather_words, WORDS) == [WORDS] * 3
+
+
+def failures_of(who: int | None, world_size: int) -> list[tuple[str, str]]:
+    error = DataError("train.tsv:2: 2 columns")
+    return ThreadWorld(world_size).run(stumble, who, error)
+
+
+@pytest.mark.parametrize("who", [0, 1, 2])
+def test_a_failure_of_one_rank_reaches_all_and_names_it(who: int) -> None:
+    expected = [("RankFailureError", f"rank {who}: DataError: train.tsv:2: 2 columns")] * 3
+    expected[who] = ("DataError", "train.tsv:2: 2 columns")
+    assert failures_of(who, 3) == expected
+
+
+def test_no_failure_stops_nobody() -> None:
+    assert failures_of(None, 3) == [("nothing", "")] * 3
+
+
+def test_a_failure_without_words_still_reaches_all() -> None:
+    outcomes = ThreadWorld(2).run(stumble, 1, OSError())
+    assert outcomes == [("RankFailureError", "rank 1: OSError: "), ("OSError", "")]
+
+
+@pytest.mark.processes
+def test_a_failure_reaches_gloo_ranks(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    outcomes = gloo_pool.run(3, tmp_path, stumble, 2, OSError(28, "No space left on device"))
+    assert outcomes == [("RankFailureError", "rank 2: OSError: [Errno 28] No space left on device")] * 2 + [
+        ("OSError", "[Errno 28] No space left on device")
+    ]
+
+
+def sum_over_ranks(exchange: Exchange) -> list[float]:
+    return exchange.all_reduce(torch.tensor([1.0, float(exchange.rank)])).tolist()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_all_reduce_sums_over_ranks(world_size: int) -> None:
+    total = [float(world_size), float(sum(range(world_size)))]
+    assert ThreadWorld(world_size).run(sum_over_ranks) == [total] * world_size

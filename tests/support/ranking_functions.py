@@ -1,0 +1,101 @@
+"""Small graphs, runs and tables for tests of ranking and storage, and what ranks do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from worlds import ThreadWorld
+
+from kgshard.checkpoint import save_checkpoint
+from kgshard.config import TrainConfig
+from kgshard.data.dataset import Triples
+from kgshard.evaluation import Ranker, evaluate_on_ranks
+from kgshard.exchange import Exchange
+from kgshard.known import KnownLinks
+from kgshard.models.link import SIDES, LinkModel
+from kgshard.partition import RowPartition
+from kgshard.runs import Run, open_run
+from kgshard.start import start_run
+from kgshard.table import ShardedTable
+
+Floats = npt.NDArray[np.float32]
+Links = Iterable[tuple[str, str, str]]
+
+
+def write_graph(folder: Path, **splits: Links) -> Path:
+    """Write one TSV file a split; return the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, links in splits.items():
+        text = "".join("\t".join(link) + "\n" for link in links)
+        (folder / f"{split}.tsv").write_bytes(text.encode())
+    return folder
+
+
+def begin_run(folder: Path, *, model: str = "distmult", dim: int = 4, **splits: Links) -> Run:
+    """Start a run at folder/run over a graph of these splits. It has no checkpoint yet."""
+    data = write_graph(folder / "graph", **splits)
+    config = TrainConfig(model=model, dim=dim, corruption="both-sides")
+    return start_run(data, folder / "run", config)
+
+
+def chain(num_entities: int) -> list[tuple[str, str, str]]:
+    """Return links that name exactly `num_entities` entities (at least 2) and one relation."""
+    return [(f"e{i}", "next", f"e{i + 1}") for i in range(num_entities - 1)]
+
+
+def sharded(exchange: Exchange, entities: Floats) -> ShardedTable:
+    """Return this rank's part of a table that every rank was given whole."""
+    partition = RowPartition(len(entities), exchange.world_size)
+    rows = partition.rows_of(exchange.rank)
+    return ShardedTable(torch.tensor(entities[rows.start : rows.stop]), partition, exchange)
+
+
+def rank_both_sides(
+    exchange: Exchange,
+    model: LinkModel,
+    entities: Floats,
+    relations: Floats,
+    triples: Triples,
+    known: Triples | None,
+) -> dict[str, list[float]]:
+    """Return the ranks of each side of `triples`; `known` are not candidates."""
+    ranker = Ranker(model, sharded(exchange, entities), torch.tensor(relations))
+    ranks: dict[str, list[float]] = {}
+    for side in SIDES:
+        links = KnownLinks(known, side, num_relations=model.num_relations) if known is not None else None
+        ranks[side] = ranker.rank(side, triples, links).tolist()
+    return ranks
+
+
+def save_tables(exchange: Exchange, folder: str, entities: Floats, relations: Floats, step: int = 1) -> str:
+    """Save one checkpoint of a run; return its folder."""
+    table = sharded(exchange, entities)
+    return str(save_checkpoint(open_run(folder), table, torch.tensor(relations), step=step, epoch=1))
+
+
+def save_on_threads(run: Run, world_size: int, entities: Floats, relations: Floats, step: int = 1) -> Path:
+    """Save one checkpoint from as many ranks as threads; return its folder."""
+    folders = ThreadWorld(world_size).run(save_tables, str(run.folder), entities, relations, step)
+    assert len(set(folders)) == 1
+    return Path(folders[0])
+
+
+def evaluate_run(
+    exchange: Exchange, folder: str, split: str = "test", filtered: bool = True
+) -> dict[str, Any]:
+    """Evaluate a run that every rank opens for itself."""
+    return evaluate_on_ranks(exchange, open_run(folder), split=split, filtered=filtered)
+
+
+def random_tables(run: Run, seed: int) -> tuple[Floats, Floats]:
+    """Return float32 normal entity and relation rows of a run's shapes."""
+    random = np.random.default_rng(seed)
+    model = run.model
+    entities = random.standard_normal((model.num_entities, model.dim)).astype(np.float32)
+    relations = random.standard_normal((model.num_relation_rows, model.relation_dim)).astype(np.float32)
+    return entities, relations
