@@ -190,16 +190,16 @@ class TrainedModel:
 
     @cached_property
     def _link_source(self) -> CandidateSource:
-        return self._indexed("links") or Scan(self._table, self.link_model.metric)
+        return self._indexed("links") or Scan(self._table, self.link_model.metric, labels=self.entities)
 
     def _similarity_source(self, metric: Similarity) -> CandidateSource:
         if metric == "cosine":
             return self._cosine_source
-        return Scan(self._table, metric)
+        return Scan(self._table, metric, labels=self.entities)
 
     @cached_property
     def _cosine_source(self) -> CandidateSource:
-        return self._indexed("neighbors") or Scan(self._table, "dot", normalized=True)
+        return self._indexed("neighbors") or Scan(self._table, "dot", normalized=True, labels=self.entities)
 
     def _indexed(self, purpose: Purpose) -> CandidateSource | None:
         found = find_index(self._stored, purpose)
@@ -207,7 +207,7 @@ class TrainedModel:
             return None
         from kgshard_tools.index.flat import FlatIndex  # faiss: only where an index was built
 
-        return FlatIndex(found, self._table)
+        return FlatIndex(found, self._table, labels=self.entities)
 
 
 def _check_k(k: int) -> None:

@@ -16,6 +16,7 @@ import click
 
 from kgshard.errors import KgshardError, RankFailureError, UsageError
 from kgshard.launch import is_rank
+from kgshard_tools.commands.output import reader_may_leave
 
 COMMANDS = {
     "ingest": "Turn triples into a prepared dataset.",
@@ -71,8 +72,13 @@ def run(arguments: list[str]) -> int:
     """Run one command; return its exit code. Errors end here, in one line."""
     try:
         cli.main(arguments, prog_name="kgshard", standalone_mode=False)
-        sys.stdout.flush()
+        with reader_may_leave():
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
         return error.exit_code
     except click.ClickException as error:
         _say(error.format_message(), error)
@@ -85,10 +91,6 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         _say("interrupted", None)
         return 130
-    except BrokenPipeError:
-        # The reader of stdout has seen enough (| head). Python would complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         _say(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}", error)
         return 1
@@ -98,4 +100,5 @@ def run(arguments: list[str]) -> int:
 def _say(message: str, error: Exception | None) -> None:
     if error is not None and os.environ.get("KGSHARD_DEBUG"):
         traceback.print_exception(error)
-    click.echo(f"Error: {message}", err=True)
+    one_line = message.replace("\r", "\\r").replace("\n", "\\n")
+    click.echo(f"Error: {one_line}", err=True)

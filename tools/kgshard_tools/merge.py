@@ -15,13 +15,12 @@ from safetensors import safe_open
 
 from kgshard.errors import RunError
 from kgshard.files import copy_bytes, link_or_copy, replacing, replacing_directory, write_json
-from kgshard.runs import MANIFEST_FILE, is_run
+from kgshard.runs import MANIFEST_FILE
 from kgshard.shards import StoredTable, header_bytes
-from kgshard_tools.stored import Stored, open_stored
+from kgshard_tools.stored import CONFIG_FILE, Stored, is_empty_or_absent, is_ours, open_stored
 from kgshard_tools.written import Written, total_bytes
 
 MODEL_FILE = "model.safetensors"
-CONFIG_FILE = "config.json"
 
 
 def merge_shards(source: str | Path, out: str | Path | None = None, *, verify: bool = False) -> Written:
@@ -44,6 +43,7 @@ def merge_shards(source: str | Path, out: str | Path | None = None, *, verify: b
             pass
     out = Path(out) if out is not None else stored.run.folder / "model"
     if out.suffix == ".safetensors":
+        _check_file(out)
         out.parent.mkdir(parents=True, exist_ok=True)
         with replacing(out) as temporary:
             _write_model(stored, temporary)
@@ -56,16 +56,21 @@ def merge_shards(source: str | Path, out: str | Path | None = None, *, verify: b
     return Written(files, stored.model.num_entities, size, time.monotonic() - began)
 
 
+def _check_file(out: Path) -> None:
+    if out.is_dir():
+        raise RunError(f"{out}: is a folder; a name that ends in .safetensors is for a file")
+    if (out.parent / MANIFEST_FILE).is_file():
+        raise RunError(f"{out}: lies in a checkpoint, whose shards it could replace; choose another folder")
+
+
 def _check_replaceable(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / MODEL_FILE).is_file())):
+    if not is_empty_or_absent(out) and not is_ours(out, "merged", True):
         raise RunError(f"{out}: exists and is not a merged model; choose another name")
-    if is_run(out) or (out / MANIFEST_FILE).is_file():
-        raise RunError(f"{out}: is a run or a checkpoint; choose another folder")
 
 
 def _write_folder(stored: Stored, folder: Path) -> None:
     _write_model(stored, folder / MODEL_FILE)
-    write_json(folder / CONFIG_FILE, stored.config())
+    write_json(folder / CONFIG_FILE, {**stored.config(), "merged": True})
     for name in ("entities.parquet", "relations.parquet"):
         link_or_copy(stored.dataset.folder / name, folder / name)
 

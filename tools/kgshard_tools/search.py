@@ -2,29 +2,34 @@
 
 Candidates come from float32 arithmetic (a scan over the shards, or a FAISS index) and are scored again
 in float64. The answer is accepted only when the worst candidate is so much worse than the k-th answer
-that rounding cannot have hidden a better row; else more candidates are fetched. So answers are those of
-float64 arithmetic on the stored rows, ties by lower row, whatever fetched the candidates.
+that rounding cannot have hidden a better row; else more candidates are fetched. Where float32 cannot be
+trusted at all, float64 looks at every row. So answers are those of float64 arithmetic on the stored rows,
+ties by lower row, whatever fetched the candidates.
 
 Shape letters: N rows, D floats for each row, F fetched candidates.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from kgshard.errors import NonFiniteError
 from kgshard.models.metric import Metric, compare_pairs, comparison_slack, score_from_comparison
-from kgshard.shards import StoredTable
+from kgshard.shards import Floats, StoredTable
 
 Ids = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float64]
-Vector = npt.NDArray[np.floating[Any]]
 
 _SPARE = 32
 """Candidates fetched beyond k at first."""
+_LARGEST, _SMALLEST = 1e30, 1e-30
+"""Comparison values and error bounds that float32 can be trusted with."""
+_BLOCK_ROWS = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,97 +39,146 @@ class Fetched:
     ids: Ids
     """int64[F], distinct."""
     worst: float
-    """No row that was not fetched has a higher comparison value; -inf where all rows were fetched."""
+    """No row that was not fetched has a higher comparison value."""
     longest: float
     """The largest 2-norm among all rows, to bound rounding."""
 
 
-class CandidateSource(Protocol):
-    """Something that finds the best rows, nearly."""
+class CandidateSource(ABC):
+    """Something that finds the best rows of a table, nearly."""
 
-    metric: Metric
+    def __init__(
+        self, table: StoredTable, metric: Metric, *, normalized: bool = False, labels: Sequence[str] = ()
+    ) -> None:
+        """Search `table`.
 
-    def fetch(self, query: npt.NDArray[np.float32], count: int, excluded: Ids) -> Fetched:
-        """Return at least the `count` best rows but `excluded`, or all there are."""
-
-    def rows(self, ids: Ids) -> npt.NDArray[np.float64]:
-        """Return float64[I, D]: the rows that scores are defined on."""
-
-    def __len__(self) -> int:
-        """Return N."""
-
-
-def search(source: CandidateSource, query: Vector, k: int, excluded: Ids) -> tuple[Ids, Scores]:
-    """Return the ids int64[n] and scores float64[n] of the best rows, best first; n < k where rows run out.
-
-    Args:
-        source: Where candidates come from.
-        query: float64[D].
-        k: How many, >= 1.
-        excluded: int64 rows that are no answers.
-    """
-    excluded = np.unique(excluded)
-    num_left = len(source) - len(excluded)
-    k = min(k, num_left)
-    count = k + _SPARE
-    while k > 0:
-        fetched = source.fetch(query.astype(np.float32), min(count, num_left), excluded)
-        values = compare_pairs(source.metric, query.astype(np.float64)[None], source.rows(fetched.ids))
-        order = np.lexsort((fetched.ids, -values))[:k]
-        length = np.array([np.linalg.norm(query)])
-        slack = float(comparison_slack(source.metric, len(query), length, fetched.longest)[0])
-        if fetched.worst == -np.inf or fetched.worst + slack < values[order[-1]]:
-            scores = [score_from_comparison(source.metric, value) for value in values[order].tolist()]
-            return fetched.ids[order], np.array(scores)
-        count *= 4
-    return np.empty(0, np.int64), np.empty(0)
-
-
-class Scan:
-    """Candidates from one pass over the rows as they are stored, block by block."""
-
-    def __init__(self, table: StoredTable, metric: Metric, *, normalized: bool = False) -> None:
-        """Scan `table`; with `normalized`, every row divided by its 2-norm (rows of zeros stay)."""
+        Args:
+            table: The rows.
+            metric: How to compare.
+            normalized: Compare with every row divided by its 2-norm; rows of zeros stay.
+            labels: Names of the rows, for messages.
+        """
         self.table = table
         self.metric = metric
         self.normalized = normalized
+        self.labels = labels
 
     def __len__(self) -> int:
         return self.table.num_rows
 
+    @abstractmethod
+    def fetch(self, query: Floats, count: int, excluded: Ids) -> Fetched:
+        """Return the `count` best rows but `excluded`; there are more than `count`."""
+
     def rows(self, ids: Ids) -> npt.NDArray[np.float64]:
+        """Return float64[I, D]: the rows that scores are defined on.
+
+        Raises:
+            NonFiniteError: One of them is NaN or infinite.
+        """
         rows = self.table.gather(ids).astype(np.float64)
+        finite = np.isfinite(rows).all(axis=1)
+        if not finite.all():
+            raise self.not_finite(int(ids[np.argmin(finite)]))
         return unit_rows(rows) if self.normalized else rows
 
-    def fetch(self, query: npt.NDArray[np.float32], count: int, excluded: Ids) -> Fetched:
-        ids, values, longest = np.empty(0, np.int64), np.empty(0, np.float32), 0.0
-        num_seen = 0
-        for block, rows in self.table.blocks():
-            lengths = np.linalg.norm(rows, axis=1)
-            longest = max(longest, 1.0 if self.normalized else float(lengths.max(initial=0)) * (1 + 1e-5))
-            block_values = self._compare(query, rows, lengths)
-            inside = excluded[(excluded >= block.start) & (excluded < block.stop)] - block.start
-            block_values[inside] = -np.inf
-            num_seen += len(block) - len(inside)
-            ids = np.concatenate([ids, np.arange(block.start, block.stop)])
-            values = np.concatenate([values, block_values])
-            if len(ids) > count:
-                best = np.argpartition(-values, count - 1)[:count]
-                ids, values = ids[best], values[best]
-        kept = values > -np.inf
-        all_fetched = int(kept.sum()) == num_seen
-        worst = -np.inf if all_fetched else float(values[kept].min())
-        return Fetched(ids[kept], worst, longest)
+    def not_finite(self, row: int) -> NonFiniteError:
+        """Return the error that names a row."""
+        name = f" ({self.labels[row]!r})" if len(self.labels) else ""
+        return NonFiniteError(f"entity {row}{name} is not finite; such a run cannot be searched")
 
-    def _compare(
-        self, query: npt.NDArray[np.float32], rows: npt.NDArray[np.float32], lengths: npt.NDArray[np.float32]
-    ) -> npt.NDArray[np.float32]:
-        if self.metric == "dot":
-            values: npt.NDArray[np.float32] = rows @ query
-            if self.normalized:
-                values /= np.where(lengths > 0, lengths, 1)
-            return values
-        return compare_pairs(self.metric, query[None], rows).astype(np.float32, copy=False)
+
+def search(source: CandidateSource, query: Scores, k: int, excluded: Ids) -> tuple[Ids, Scores]:
+    """Return the ids int64[n] and scores float64[n] of the best rows, best first; n < k where rows run out.
+
+    Args:
+        source: Where candidates come from.
+        query: float64[D], finite.
+        k: How many, >= 1.
+        excluded: int64 rows that are no answers.
+
+    Raises:
+        NonFiniteError: A row of the table is NaN or infinite.
+    """
+    excluded, query = np.unique(excluded), np.asarray(query, np.float64)
+    num_left = len(source) - len(excluded)
+    k = min(k, num_left)
+    count = k + _SPARE
+    while count < num_left:
+        fetched = source.fetch(query.astype(np.float32), count, excluded)
+        slack = _slack(source.metric, query, fetched.longest)
+        if slack is None:
+            break
+        ids, values = _best(source, query, k, fetched.ids)
+        if fetched.worst + slack < values[-1]:
+            return ids, _scores(source.metric, values)
+        count *= 4
+    ids, values = _best_of_all(source, query, k, excluded)
+    return ids, _scores(source.metric, values)
+
+
+def _slack(metric: Metric, query: Scores, longest: float) -> float | None:
+    """Return how far a float32 comparison value may be off, or None where that cannot be told."""
+    length = float(np.linalg.norm(query))
+    reach = length * longest if metric == "dot" else (length + longest) ** 2
+    slack = float(comparison_slack(metric, len(query), np.array([length]), longest)[0])
+    return slack if max(reach, length, longest) <= _LARGEST and slack >= _SMALLEST else None
+
+
+def _best(source: CandidateSource, query: Scores, k: int, ids: Ids) -> tuple[Ids, Scores]:
+    """Return the k best of some rows and their float64 comparison values, best first, ties by lower row."""
+    values = compare_pairs(source.metric, query[None], source.rows(ids))
+    order = np.lexsort((ids, -values))[:k]
+    return ids[order], values[order]
+
+
+def _best_of_all(source: CandidateSource, query: Scores, k: int, excluded: Ids) -> tuple[Ids, Scores]:
+    """Return the same of all rows but `excluded`, in float64, block by block."""
+    best, values = np.empty(0, np.int64), np.empty(0)
+    for start in range(0, len(source), _BLOCK_ROWS):
+        block = np.arange(start, min(start + _BLOCK_ROWS, len(source)))
+        ids, block_values = _best(source, query, k, np.setdiff1d(block, excluded, assume_unique=True))
+        best, values = np.concatenate([best, ids]), np.concatenate([values, block_values])
+        order = np.lexsort((best, -values))[:k]
+        best, values = best[order], values[order]
+    return best, values
+
+
+def _scores(metric: Metric, values: Scores) -> Scores:
+    return np.array([score_from_comparison(metric, value) for value in values.tolist()])
+
+
+class Scan(CandidateSource):
+    """Candidates from one pass over the rows as they are stored, block by block."""
+
+    def fetch(self, query: Floats, count: int, excluded: Ids) -> Fetched:
+        ids, values, longest = np.empty(0, np.int64), np.empty(0, np.float32), 0.0
+        with np.errstate(over="ignore", invalid="ignore"):  # `search` sees to both.
+            for block, rows in self.table.blocks(size=_BLOCK_ROWS):
+                block_values, block_longest = self._compare(query, rows, block)
+                longest = max(longest, block_longest)
+                allowed = np.setdiff1d(np.arange(block.start, block.stop), excluded, assume_unique=True)
+                ids = np.concatenate([ids, allowed])
+                values = np.concatenate([values, block_values[allowed - block.start]])
+                if len(ids) > count:
+                    best = np.argpartition(-values, count - 1)[:count]
+                    ids, values = ids[best], values[best]
+        return Fetched(ids, float(values.min()), longest)
+
+    def _compare(self, query: Floats, rows: Floats, block: range) -> tuple[Floats, float]:
+        """Return comparison values float32[n], and the largest 2-norm of what was compared."""
+        lengths = np.linalg.norm(rows, axis=1)
+        finite = np.isfinite(lengths)
+        if not finite.all() and not np.isfinite(rows).all():
+            raise self.not_finite(block.start + int(np.argmin(np.isfinite(rows).all(axis=1))))
+        if self.normalized:
+            if not ((lengths > 1e-15) & (lengths < 1e15)).all():
+                # Squares of these leave float32.
+                rows = unit_rows(rows.astype(np.float64)).astype(np.float32)
+                return rows @ query, 1.0
+            return (rows @ query) / lengths, 1.0
+        values = rows @ query if self.metric == "dot" else compare_pairs(self.metric, query[None], rows)
+        return values.astype(np.float32, copy=False), float(lengths.max()) * (1 + 1e-5)
 
 
 def unit_rows(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

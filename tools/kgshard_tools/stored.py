@@ -8,9 +8,11 @@ from typing import Any
 
 from kgshard.data.dataset import Dataset
 from kgshard.errors import RunError
+from kgshard.files import read_json
 from kgshard.models.link import LinkModel
 from kgshard.runs import MANIFEST_FILE, Checkpoint, Run, is_run, open_checkpoint, open_run
 
+CONFIG_FILE = "config.json"
 CONFIG_FORMAT = 1
 
 
@@ -61,3 +63,17 @@ def open_stored(path: str | Path) -> Stored:
     checkpoint = open_checkpoint(folder)
     run.check_belongs(checkpoint)
     return Stored(run, checkpoint)
+
+
+def is_empty_or_absent(folder: Path) -> bool:
+    """Whether nothing would be lost by writing a folder there."""
+    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+
+
+def is_ours(folder: Path, key: str, value: object) -> bool:
+    """Whether a folder was written by kgshard, with `key` set to `value` in its config.json."""
+    try:
+        config = read_json(folder / CONFIG_FILE)
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("model_type") == "kgshard" and config.get(key) == value

@@ -25,9 +25,10 @@ from kgshard_tools.commands.output import Output, nproc_option, output_options, 
 @nproc_option("Ranks on this machine, whatever the run was trained on.")
 @output_options
 def command(run: Path, split: str, filtered: bool, device: str, nproc_per_node: int, output: Output) -> None:
-    """Rank a split's triples among all entities, on both sides: MRR, MR and Hits@k.
+    """Rank a split's triples among all entities.
 
-    Ranks are exact, and realistic: of equal scores half count as better.
+    Prints MRR, MR and Hits@k for both sides together and for each. Ranks are exact, and realistic: of
+    equal scores half count as better.
     """
     from kgshard.api import evaluate
     from kgshard_tools.results import Evaluation

@@ -17,9 +17,9 @@ from kgshard_tools.commands.output import Output, output_options, run_argument
 )
 @output_options
 def command(run: Path, format_name: str, out: Path | None, output: Output) -> None:
-    """Write the tables of RUN (a run, or one of its checkpoints) for other programs.
+    """Write a run's tables for other programs.
 
-    Straight from the shards; no merge first. Row i is label i.
+    RUN may also be one of its checkpoint folders. Straight from the shards; no merge first. Row i is label i.
     """
     from kgshard_tools.export import export
 

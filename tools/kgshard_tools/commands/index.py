@@ -24,10 +24,10 @@ from kgshard_tools.commands.output import Output, output_options, run_argument
 )
 @output_options
 def command(run: Path, purpose: str, index_type: str, output: Output) -> None:
-    """Build FAISS indexes of RUN, straight from its shards.
+    """Build FAISS indexes of a run.
 
-    The metric of the links index is the model's, so the same index answers for tails and heads of every
-    relation. predict and neighbors use what is there.
+    Straight from its shards, block by block. The metric of the links index is the model's, so the same
+    index answers for tails and heads of every relation. predict and neighbors use what is there.
     """
     from kgshard_tools.index import build_index
 

@@ -20,9 +20,10 @@ from kgshard_tools.commands.output import Output, output_options, run_argument
 @click.option("--verify", is_flag=True, help="First compare every shard with its SHA-256.")
 @output_options
 def command(run: Path, out: Path | None, verify: bool, output: Output) -> None:
-    """Merge the shards of RUN (a run, or one of its checkpoints) into one safetensors file.
+    """Merge a run's shards into one safetensors file.
 
-    Bytes go from file to file; memory does not grow with the table.
+    RUN may also be one of its checkpoint folders. Bytes go from file to file; memory does not grow with
+    the table.
     """
     from kgshard_tools.merge import merge_shards
 

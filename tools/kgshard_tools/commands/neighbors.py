@@ -18,7 +18,10 @@ from kgshard_tools.commands.output import Output, output_options, run_argument
 )
 @output_options
 def command(run: Path, name: str, k: int, metric: str, output: Output) -> None:
-    """Find the entities whose vectors are most like that of NAME (a label, or #ROW)."""
+    """Find the entities most like another.
+
+    NAME is a label, or #ROW. What is compared are vectors.
+    """
     from kgshard_tools.answers import load
 
     answers = load(run).most_similar(name, k, metric=metric)  # type: ignore[arg-type]  # checked there

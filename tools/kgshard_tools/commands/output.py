@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +24,22 @@ class Output:
 
     def result(self, value: dict[str, Any], lines: Iterable[str]) -> None:
         """Print one JSON object, or lines for people."""
-        if self.json:
-            click.echo(json.dumps(value, ensure_ascii=False))
-        elif not self.quiet:
-            for line in lines:
-                click.echo(line)
+        with reader_may_leave():
+            if self.json:
+                click.echo(json.dumps(value, ensure_ascii=False))
+            elif not self.quiet:
+                for line in lines:
+                    click.echo(line)
+
+
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Stop writing to stdout, without complaint, when its reader has seen enough (`| head`)."""
+    try:
+        yield
+    except BrokenPipeError:
+        # What is still buffered must go somewhere, or Python complains at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def output_options(function: Callable[..., None]) -> Callable[..., None]:

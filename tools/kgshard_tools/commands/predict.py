@@ -22,7 +22,10 @@ from kgshard_tools.commands.output import Output, output_options, run_argument
 def command(
     run: Path, head: str | None, tail: str | None, relation: str, k: int, known: bool, output: Output
 ) -> None:
-    """Find the missing tail (--head and --relation) or head (--relation and --tail) of a triple."""
+    """Find the missing tail or head of a triple.
+
+    Tails with --head and --relation, heads with --relation and --tail.
+    """
     if (head is None) == (tail is None):
         raise click.UsageError("give --head to find tails, or --tail to find heads")
     from kgshard_tools.answers import load

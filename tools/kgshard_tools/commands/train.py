@@ -56,7 +56,7 @@ def _setting(name: str, help: str, *, known: tuple[str, ...] = ()) -> _Decorator
 def command(
     data: str, out: Path, nproc_per_node: int, overwrite: bool, output: Output, **settings: Any
 ) -> None:
-    """Train embeddings of DATA on row-sharded tables.
+    """Train embeddings on row-sharded tables.
 
     DATA is a prepared dataset, a folder with train, valid and test files, or the name of a bundled
     graph (world).

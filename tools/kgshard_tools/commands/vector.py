@@ -14,7 +14,10 @@ from kgshard_tools.commands.output import Output, output_options, run_argument
 @click.argument("name")
 @output_options
 def command(run: Path, name: str, output: Output) -> None:
-    """Print the vector of entity NAME (a label, or #ROW), one number a line."""
+    """Print the vector of an entity.
+
+    NAME is a label, or #ROW. One number a line.
+    """
     from kgshard_tools.answers import load
 
     model = load(run)

@@ -12,10 +12,8 @@ from pathlib import Path
 from kgshard.errors import ConfigError, RunError
 from kgshard.files import replacing_directory, write_json
 from kgshard_tools.export.numpy import write_numpy
-from kgshard_tools.stored import Stored, open_stored
+from kgshard_tools.stored import CONFIG_FILE, Stored, is_empty_or_absent, is_ours, open_stored
 from kgshard_tools.written import Written, total_bytes
-
-CONFIG_FILE = "config.json"
 
 WRITERS: dict[str, Callable[[Stored, Path], list[str]]] = {"numpy": write_numpy}
 """Format name to a function that fills a folder and returns what its reader should know."""
@@ -49,8 +47,5 @@ def export(source: str | Path, format: str, out: str | Path | None = None) -> Wr
 
 
 def _check_replaceable(out: Path, format: str) -> None:
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    config = out / CONFIG_FILE
-    if not (config.is_file() and f'"export_format": "{format}"' in config.read_text()):
+    if not is_empty_or_absent(out) and not is_ours(out, "export_format", format):
         raise RunError(f"{out}: exists and is not an export to {format}; choose another folder")

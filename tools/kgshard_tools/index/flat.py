@@ -7,18 +7,18 @@ and says nothing useful about a query of the wrong width. Callers see comparison
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import faiss
 import numpy as np
-import numpy.typing as npt
 
 from kgshard.errors import ShardError
 from kgshard.models.metric import Metric
-from kgshard.shards import StoredTable
+from kgshard.shards import Floats, StoredTable
 from kgshard_tools.index import FoundIndex
-from kgshard_tools.search import Fetched, Ids, unit_rows
+from kgshard_tools.search import CandidateSource, Fetched, Ids
 
 _FAISS_METRICS = {"dot": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2, "l1": faiss.METRIC_L1}
 
@@ -33,15 +33,17 @@ def write_index(index: Any, path: Path) -> None:
     faiss.write_index(index, str(path))
 
 
-class FlatIndex:
+class FlatIndex(CandidateSource):
     """Candidates from a flat index, scored on the rows of the table it was built from."""
 
-    def __init__(self, found: FoundIndex, table: StoredTable) -> None:
+    def __init__(self, found: FoundIndex, table: StoredTable, *, labels: Sequence[str] = ()) -> None:
         """Open an index of `table`.
 
         Raises:
             ShardError: FAISS cannot read it, or it is of another size than the table.
         """
+        normalized = found.info.transform != "none"
+        super().__init__(table, found.info.metric, normalized=normalized, labels=labels)
         try:
             self._index = faiss.read_index(str(found.path))
         except RuntimeError as error:
@@ -52,19 +54,9 @@ class FlatIndex:
                 f"expected {table.num_rows} x {table.dim}",
                 file=str(found.path),
             )
-        self.metric: Metric = found.info.metric
-        self._normalized = found.info.transform != "none"
         self._longest = found.info.longest
-        self._table = table
 
-    def __len__(self) -> int:
-        return self._table.num_rows
-
-    def rows(self, ids: Ids) -> npt.NDArray[np.float64]:
-        rows = self._table.gather(ids).astype(np.float64)
-        return unit_rows(rows) if self._normalized else rows
-
-    def fetch(self, query: npt.NDArray[np.float32], count: int, excluded: Ids) -> Fetched:
+    def fetch(self, query: Floats, count: int, excluded: Ids) -> Fetched:
         parameters = None
         if len(excluded):
             excluded = np.ascontiguousarray(excluded, np.int64)
@@ -73,6 +65,6 @@ class FlatIndex:
         raw, ids = self._index.search(np.ascontiguousarray(query[None], np.float32), count, params=parameters)
         found = ids[0] >= 0
         values = (raw[0] if self.metric == "dot" else -raw[0])[found]
-        all_fetched = count >= len(self) - len(excluded)
-        worst = -np.inf if all_fetched else float(values.min())
+        # Fewer than asked for: some comparison values were no numbers. Nothing is known of the rest.
+        worst = float(values.min()) if len(values) == count else np.inf
         return Fetched(ids[0][found].astype(np.int64), worst, self._longest)

@@ -1,0 +1,250 @@
+"""merge-shards: one file in row order, exact, and no memory for the table."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from graphs import ENTITIES, RELATIONS, begin_run, make_run, ring, save_tables, tree, write_sparse_checkpoint
+from kgshard_tools.merge import merge_shards
+from safetensors import safe_open
+from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_torch_file
+
+from kgshard.errors import RunError, ShardError
+from kgshard.runs import Run
+
+# VmHWM, not getrusage: a child's ru_maxrss begins at what its parent had when it forked.
+MEASURE = """
+import sys
+from kgshard_tools.export import export
+from kgshard_tools.merge import merge_shards
+task, run, out = sys.argv[1:]
+merge_shards(run, out) if task == "merge" else export(run, "numpy", out)
+assert "torch" not in sys.modules
+lines = open("/proc/self/status").read().splitlines()
+print(next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")))
+"""
+
+
+def test_the_merged_rows_are_those_of_the_table(tmp_path: Path) -> None:
+    source = np.random.default_rng(3)
+    entities = source.standard_normal((7, 6)).astype(np.float32)
+    relations = source.standard_normal((4, 6)).astype(np.float32)
+    for world_size in (1, 2, 3, 12):  # 12 ranks: five of them own nothing
+        folder = tmp_path / str(world_size)
+        run = make_run(
+            folder, ring(7, 2), dim=6, entities=entities, relations=relations, world_size=world_size
+        )
+        merge_shards(run.folder, folder / "merged.safetensors")
+        merged = load_file(folder / "merged.safetensors")
+        assert sorted(merged) == [ENTITIES, RELATIONS]
+        np.testing.assert_array_equal(merged[ENTITIES], entities)
+        np.testing.assert_array_equal(merged[RELATIONS], relations)
+
+
+def test_twelve_shards_come_in_the_order_of_the_manifest(tmp_path: Path) -> None:
+    """Sorted by number as text, file names would give 1, 10, 11, 12, 2."""
+    rows = np.repeat(np.arange(30.0)[:, None], 2, axis=1)
+    run = make_run(tmp_path, ring(30), dim=2, entities=rows, world_size=12)
+    folder = run.checkpoint.folder
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for index, piece in enumerate(manifest["tables"][ENTITIES]["pieces"]):
+        name = f"part-{12 - index}.safetensors"  # neither text nor number order is row order
+        os.rename(folder / piece["file"], folder / name)
+        manifest["files"][name] = manifest["files"].pop(piece["file"])
+        piece["file"] = name
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    merge_shards(run.folder, tmp_path / "m.safetensors")
+    assert load_file(tmp_path / "m.safetensors")[ENTITIES][:, 0].tolist() == list(range(30))
+
+
+def test_torch_and_safetensors_read_the_file_and_its_format(tmp_path: Path) -> None:
+    entities = np.random.default_rng(0).standard_normal((5, 2)).astype(np.float32)
+    run = make_run(tmp_path, ring(5), dim=2, entities=entities, world_size=2)
+    merge_shards(run.folder, tmp_path / "m.safetensors")
+    tensors = load_torch_file(tmp_path / "m.safetensors")
+    assert torch.equal(tensors[ENTITIES], torch.from_numpy(entities))
+    with safe_open(tmp_path / "m.safetensors", "np") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_bfloat16_stays_bfloat16(tmp_path: Path) -> None:
+    entities = np.random.default_rng(0).standard_normal((5, 2)).astype(np.float32)
+    run = make_run(tmp_path, ring(5), dim=2, entities=entities, world_size=3, dtype=torch.bfloat16)
+    merge_shards(run.folder, tmp_path / "m.safetensors")
+    stored = load_torch_file(tmp_path / "m.safetensors")[ENTITIES]
+    assert torch.equal(stored, torch.from_numpy(entities).to(torch.bfloat16))
+
+
+def test_the_default_is_a_model_folder_with_labels_and_config(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ring(5), dim=2, world_size=2, model="distmult")
+    written = merge_shards(run.folder)
+    folder = run.folder / "model"
+    names = ["config.json", "entities.parquet", "model.safetensors", "relations.parquet"]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    assert written.files == [str(folder / name) for name in names]
+    assert written.rows == 5
+    assert written.bytes == sum(path.stat().st_size for path in folder.iterdir())
+    config = json.loads((folder / "config.json").read_text())
+    expected = {
+        "model_type": "kgshard",
+        "score_function": "distmult",
+        "embedding_dim": 2,
+        "num_entities": 5,
+        "num_relations": 1,
+        "complex_layout": "halves",
+        "torch_dtype": "float32",
+        "kgshard_format": 1,
+        "step": 1,
+    }
+    assert {key: config[key] for key in expected} == expected
+    assert config["vocab_sha256"] == run.dataset.vocabulary_sha256
+
+
+def test_merging_again_replaces_the_earlier_result(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ring(5), dim=2)
+    merge_shards(run.folder)
+    save_tables(run, np.full((5, 2), 8.0), np.zeros((2, 2)), step=2)
+    merge_shards(run.folder)
+    assert (load_file(run.folder / "model" / "model.safetensors")[ENTITIES] == 8).all()
+
+
+def test_a_checkpoint_folder_is_a_source_too(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ring(5), dim=2, entities=np.ones((5, 2)))
+    first = run.checkpoint.folder
+    save_tables(run, np.full((5, 2), 2.0), np.zeros((2, 2)), step=2, world_size=3)
+    for source, value in ((first, 1.0), (run.folder, 2.0)):
+        merge_shards(source, tmp_path / "m.safetensors")
+        assert (load_file(tmp_path / "m.safetensors")[ENTITIES] == value).all()
+
+
+def test_a_relative_checkpoint_folder_finds_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path, ring(5), dim=2, entities=np.ones((5, 2)))
+    monkeypatch.chdir(run.checkpoint.folder)
+    merge_shards(".", tmp_path / "m.safetensors")
+    assert (load_file(tmp_path / "m.safetensors")[ENTITIES] == 1).all()
+
+
+def foreign_file(run: Run) -> Path:
+    path = run.folder.parent / "thesis"
+    path.write_text("mine")
+    return path
+
+
+def foreign_folder(run: Run) -> Path:
+    path = run.folder.parent / "photos"
+    path.mkdir()
+    (path / "cat.jpg").write_bytes(b"mine")
+    return path
+
+
+def foreign_model(run: Run) -> Path:
+    """Somebody else's model folder looks like ours, but for what config.json says."""
+    path = run.folder.parent / "bert"
+    path.mkdir()
+    (path / "model.safetensors").write_bytes(b"mine")
+    (path / "config.json").write_text('{"model_type": "bert"}')
+    (path / "notes.txt").write_text("mine")
+    return path
+
+
+def one_shard(run: Run) -> Path:
+    return next(run.checkpoint.folder.glob("entity-*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        foreign_file,
+        foreign_folder,
+        foreign_model,
+        one_shard,
+        lambda run: run.folder,
+        lambda run: run.folder / "data",
+        lambda run: run.folder / "checkpoints",
+        lambda run: run.checkpoint.folder,
+    ],
+    ids=["file", "folder", "foreign model", "own shard", "run", "data", "checkpoints", "checkpoint"],
+)
+def test_what_is_not_a_merged_model_is_never_overwritten(tmp_path: Path, place: object) -> None:
+    assert callable(place)
+    run = make_run(tmp_path, ring(5), dim=2, world_size=2)
+    out = place(run)
+    before = tree(tmp_path)
+    with pytest.raises(RunError):
+        merge_shards(run.folder, out)
+    assert tree(tmp_path) == before
+
+
+def test_a_run_is_refused_even_where_a_model_lies_in_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ring(5), dim=2)
+    (run.folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(RunError):
+        merge_shards(run.folder, run.folder)
+    assert run.checkpoint.folder.is_dir()
+
+
+def flip_a_bit(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1 << 4
+    path.write_bytes(data)
+
+
+def test_verify_finds_a_flipped_bit_in_every_file(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ring(5), dim=2, world_size=2)
+    merge_shards(run.folder, verify=True)
+    before = tree(run.folder / "model")
+    for path in sorted(run.checkpoint.folder.glob("*.safetensors")):
+        flip_a_bit(path, -3)
+        with pytest.raises(ShardError, match="SHA-256") as caught:
+            merge_shards(run.folder, verify=True)
+        assert caught.value.file == str(path)
+        assert tree(run.folder / "model") == before
+        flip_a_bit(path, -3)
+    merge_shards(run.folder, verify=True)
+
+
+def test_a_missing_shard_is_named_with_its_rank(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ring(6), dim=2, world_size=3)
+    path = sorted(run.checkpoint.folder.glob("entity-*"))[1]
+    path.unlink()
+    with pytest.raises(ShardError, match=r"entity-00002-of-00003.*rank 1") as caught:
+        merge_shards(run.folder)
+    assert caught.value.rank == 1
+    assert not (run.folder / "model").exists()
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    run, other = (make_run(tmp_path / name, ring(5), dim=2) for name in "ab")
+    ours, theirs = run.checkpoint.folder, other.checkpoint.folder
+    for path in theirs.iterdir():
+        (ours / path.name).write_bytes(path.read_bytes())
+    with pytest.raises(ShardError, match="run_id"):
+        merge_shards(run.folder)
+
+
+@pytest.mark.parametrize("task", ["merge", "export"])
+def test_memory_does_not_grow_with_the_table(tmp_path: Path, task: str) -> None:
+    peaks = []
+    for num_mebibytes in (16, 400):
+        folder = tmp_path / str(num_mebibytes)
+        # 64 rows of 4 bytes a number: dim 4096 is one mebibyte.
+        run = begin_run(folder, ring(64), dim=4096 * num_mebibytes, model="distmult", corruption="both-sides")
+        write_sparse_checkpoint(run, num_shards=4)
+        out = folder / ("m.safetensors" if task == "merge" else "arrays")
+        command = [sys.executable, "-c", MEASURE, task, str(run.folder), str(out)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        peaks.append(int(done.stdout))
+        made = out if task == "merge" else out / "entities.npy"
+        assert made.stat().st_size >= num_mebibytes << 20
+        made.unlink()
+    small, large = peaks
+    assert large - small < 16 << 10  # KiB
