@@ -16,7 +16,7 @@ import click
 
 from kgshard.errors import KgshardError, RankFailureError, UsageError
 from kgshard.launch import is_rank
-from kgshard_tools.commands.output import reader_may_leave
+from kgshard_tools.stdout import reader_may_leave
 
 COMMANDS = {
     "ingest": "Turn triples into a prepared dataset.",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import os
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+
+from kgshard_tools.stdout import reader_may_leave
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +30,6 @@ class Output:
             elif not self.quiet:
                 for line in lines:
                     click.echo(line)
-
-
-@contextmanager
-def reader_may_leave() -> Iterator[None]:
-    """Stop writing to stdout, without complaint, when its reader has seen enough (`| head`)."""
-    try:
-        yield
-    except BrokenPipeError:
-        # What is still buffered must go somewhere, or Python complains at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def output_options(function: Callable[..., None]) -> Callable[..., None]:
