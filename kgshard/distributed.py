@@ -19,6 +19,8 @@ from kgshard.exchange import Exchange, SingleExchange
 from kgshard.launch import is_rank
 
 _TIMEOUT = timedelta(seconds=120)
+_SMALL_BYTES = 1 << 23
+"""What a rank may send in place of an all_reduce, over all ranks."""
 
 
 class TorchExchange(Exchange):
@@ -31,15 +33,24 @@ class TorchExchange(Exchange):
         self.device = device
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
+        if self.device.type == "cpu" and self.world_size * tensor.nbytes <= _SMALL_BYTES:
+            # gloo's all_to_all takes half the time of its all_reduce at such sizes; the sum is in rank
+            # order on every rank, so replicas stay equal to the bit.
+            return self._from_everyone(tensor).sum(dim=0)
         dist.all_reduce(tensor)
         return tensor
 
     def _all_gather(self, numbers: list[int]) -> list[list[int]]:
         mine = torch.tensor(numbers, dtype=torch.int64, device=self.device)
-        everyone = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(everyone, mine)
-        gathered: list[list[int]] = torch.stack(everyone).tolist()
+        gathered: list[list[int]] = self._from_everyone(mine).tolist()
         return gathered
+
+    def _from_everyone(self, tensor: Tensor) -> Tensor:
+        """Return [world_size, *shape]: every rank's tensor, in rank order. All have one shape."""
+        sent = tensor.contiguous().expand(self.world_size, *tensor.shape).contiguous()
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent)
+        return received
 
     def _move(self, chunks: Sequence[Tensor], counts: list[int]) -> list[Tensor]:
         sent = torch.cat(list(chunks))
