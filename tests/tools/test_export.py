@@ -168,7 +168,7 @@ def test_the_loading_lines_it_prints_run(tmp_path: Path, monkeypatch: pytest.Mon
     run = make_run(tmp_path, ring(7), dim=4)
     notes = export(run.folder, "numpy", tmp_path / "arrays").notes
     monkeypatch.chdir(tmp_path / "arrays")
-    names: dict[str, Any] = {"numpy": np}
+    names: dict[str, Any] = {}
     for note in notes:
         exec(note, names)
     assert names["labels"] == list(run.dataset.entities)

@@ -39,9 +39,10 @@ def write_numpy(stored: Stored, folder: Path) -> list[str]:
         _write_labels(vocabulary, folder / f"{name}.txt")
         link_or_copy(stored.dataset.folder / f"{name}.parquet", folder / f"{name}.parquet")
     notes = [
+        "import numpy, pyarrow.parquet",
         'entities = numpy.load("entities.npy", mmap_mode="r")',
         'relations = numpy.load("relations.npy", mmap_mode="r")',
-        'labels = open("entities.txt", encoding="utf-8", newline="\\n").read().split("\\n")[:-1]',
+        'labels = pyarrow.parquet.read_table("entities.parquet")["label"].to_pylist()',
     ]
     if entities.dtype != "F32":
         notes.append(f"{entities.dtype} was widened to float32, exactly; numpy has no such dtype")
