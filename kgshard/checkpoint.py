@@ -15,21 +15,24 @@ import msgspec
 import torch
 from torch import Tensor
 
+from kgshard.errors import NonFiniteError, RunError
 from kgshard.exchange import Exchange
-from kgshard.files import place, sync, sync_tree, temporary_sibling, write_json, write_text
+from kgshard.files import place, remove_stale, sync, sync_tree, temporary_sibling, write_json, write_text
 from kgshard.records import FileInfo, Manifest, PieceInfo, TableInfo
 from kgshard.runs import (
     LATEST_FILE,
     MANIFEST_FILE,
     Run,
     checkpoint_name,
+    open_run,
     shard_name,
 )
-from kgshard.shards import ENTITIES, RELATIONS, header_bytes, sharding_metadata, write_blocks
+from kgshard.shards import ENTITIES, RELATIONS, TABLE_DTYPES, header_bytes, sharding_metadata, write_blocks
 from kgshard.table import ShardedTable
 
-_DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
+_DTYPE_NAMES = {getattr(torch, name): stored for stored, (_, name) in TABLE_DTYPES.items()}
 _BLOCK_ROWS = 16384
+_NOT_FINITE = "is not finite; no checkpoint was written; lower --lr"
 
 
 class _Shard(msgspec.Struct, frozen=True):
@@ -51,10 +54,12 @@ def save_checkpoint(run: Run, table: ShardedTable, relations: Tensor, *, step: i
 
     Raises:
         OSError: On the rank whose write failed.
+        NonFiniteError: On the rank whose rows hold NaN or infinity. Nothing was written.
         RankFailureError: On the others, naming that rank.
     """
     exchange = table.exchange
     folder = run.folder / "checkpoints" / checkpoint_name(step)
+    exchange.share_failure(_non_finite(run, table, relations))
     temporary = _shared_temporary(exchange, folder)
     try:
         shards = _write_shards(temporary, table)
@@ -62,7 +67,7 @@ def save_checkpoint(run: Run, table: ShardedTable, relations: Tensor, *, step: i
         if exchange.rank == 0:
             try:
                 _finish(run, temporary, folder, shards, table, relations, step=step, epoch=epoch)
-            except OSError as failure:
+            except (OSError, RunError) as failure:
                 error = failure
         exchange.share_failure(error)
     except BaseException:
@@ -70,6 +75,21 @@ def save_checkpoint(run: Run, table: ShardedTable, relations: Tensor, *, step: i
             shutil.rmtree(temporary, ignore_errors=True)
         raise
     return folder
+
+
+def _non_finite(run: Run, table: ShardedTable, relations: Tensor) -> NonFiniteError | None:
+    """Return the error of this rank's first row that is not finite, or None."""
+    for block, rows in enumerate(table.weight.detach().split(_BLOCK_ROWS)):
+        finite = torch.isfinite(rows).all(dim=1)
+        if not finite.all():
+            entity = table.rows.start + block * _BLOCK_ROWS + int(finite.long().argmin())
+            label = run.dataset.entities[entity]
+            return NonFiniteError(
+                f"entity {entity} ({label!r}) is not finite; no checkpoint was written; lower --lr"
+            )
+    if not torch.isfinite(relations).all():
+        return NonFiniteError("a relation is not finite; no checkpoint was written; lower --lr")
+    return None
 
 
 def _write_shards(folder: Path, table: ShardedTable) -> list[_Shard]:
@@ -90,7 +110,9 @@ def _shared_temporary(exchange: Exchange, folder: Path) -> Path:
     if exchange.rank == 0:
         try:
             temporary = temporary_sibling(folder)
-            temporary.mkdir(parents=True)
+            folder.parent.mkdir(exist_ok=True)
+            remove_stale(folder.parent)
+            temporary.mkdir()
             name = temporary.name
         except OSError as failure:
             error = failure
@@ -155,6 +177,8 @@ def _finish(
     )
     write_json(temporary / MANIFEST_FILE, manifest)
     sync_tree(temporary)
+    if open_run(run.folder).info.id != run.info.id:
+        raise RunError(f"{run.folder}: was replaced by another run while this one trained")
     place(temporary, folder)
     sync(run.folder)
     write_text(run.folder / LATEST_FILE, folder.name + "\n")

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from kgshard.devices import check_device
 from kgshard.errors import ConfigError
 from kgshard.models import SCORING
 
@@ -47,7 +48,7 @@ class TrainConfig:
         _one_of("optimizer", self.optimizer, OPTIMIZER_NAMES)
         _one_of("corruption", self.corruption, CORRUPTIONS)
         for name in ("device", "optimizer_device"):
-            _one_of(name, str(getattr(self, name)).split(":")[0], DEVICES)
+            check_device(option(name), getattr(self, name))
         for name in ("dim", "epochs", "batch_size", "negatives"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{option(name)} must be >= 1, got {getattr(self, name)}")

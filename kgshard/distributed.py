@@ -19,43 +19,62 @@ from kgshard.exchange import Exchange, SingleExchange
 from kgshard.launch import is_rank
 
 _TIMEOUT = timedelta(seconds=120)
+"""How long a call may wait for the slowest rank."""
+_PATIENCE = timedelta(days=7)
+"""The same, while rank 0 prepares data alone."""
 _SMALL_BYTES = 1 << 23
 """What a rank may send in place of an all_reduce, over all ranks."""
 
 
 class TorchExchange(Exchange):
-    """An exchange over the default process group of torch.distributed."""
+    """An exchange over process groups of torch.distributed."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        group: dist.ProcessGroup | None = None,
+        patient_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Wrap a group, by default the default one; another, with a longer deadline, serves `patiently`."""
         super().__init__()
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.device = device
+        self._group = group
+        self._patient_group = patient_group
 
-    def all_reduce(self, tensor: Tensor) -> Tensor:
+    @contextmanager
+    def patiently(self) -> Iterator[None]:
+        hasty, self._group = self._group, self._patient_group
+        try:
+            yield
+        finally:
+            self._group = hasty
+
+    def _sum(self, tensor: Tensor) -> Tensor:
         if self.device.type == "cpu" and self.world_size * tensor.nbytes <= _SMALL_BYTES:
             # gloo's all_to_all takes half the time of its all_reduce at such sizes; the sum is in rank
             # order on every rank, so replicas stay equal to the bit.
             return self._from_everyone(tensor).sum(dim=0)
-        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, group=self._group)
         return tensor
 
-    def _all_gather(self, numbers: list[int]) -> list[list[int]]:
+    def _gather(self, numbers: list[int]) -> list[list[int]]:
         mine = torch.tensor(numbers, dtype=torch.int64, device=self.device)
         gathered: list[list[int]] = self._from_everyone(mine).tolist()
         return gathered
 
     def _from_everyone(self, tensor: Tensor) -> Tensor:
         """Return [world_size, *shape]: every rank's tensor, in rank order. All have one shape."""
-        sent = tensor.contiguous().expand(self.world_size, *tensor.shape).contiguous()
+        sent = tensor.expand(self.world_size, *tensor.shape).contiguous()
         received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent)
+        dist.all_to_all_single(received, sent, group=self._group)
         return received
 
     def _move(self, chunks: Sequence[Tensor], counts: list[int]) -> list[Tensor]:
         sent = torch.cat(list(chunks))
         received = sent.new_empty(sum(counts), *sent.shape[1:])
-        dist.all_to_all_single(received, sent, counts, [len(chunk) for chunk in chunks])
+        dist.all_to_all_single(received, sent, counts, [len(chunk) for chunk in chunks], group=self._group)
         return list(received.split(counts))
 
 
@@ -67,36 +86,20 @@ def current_exchange(device: torch.device) -> Exchange:
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device that `--device` names; "auto" is CUDA where there is one.
-
-    Raises:
-        ConfigError: No such device here.
-    """
+    """Return the device that a checked name means; "auto" is CUDA where there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"--device {name}: {str(error).splitlines()[0]}") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {name}: no CUDA device here")
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"--device {name}: choose cpu or cuda")
-    if device.type == "cuda" and device.index is None:
-        device = torch.device(
-            "cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count()
-        )  # CUDA
-    return device
+    if name == "cuda":
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        name = f"cuda:{local_rank % torch.cuda.device_count()}"  # CUDA
+    return torch.device(name)
 
 
 @contextmanager
-def joined_exchange(device: torch.device, *, init_method: str | None = None) -> Iterator[Exchange]:
+def joined_exchange(device: torch.device) -> Iterator[Exchange]:
     """Join the other ranks for the length of a `with` block; alone, a world of one.
 
-    Args:
-        device: Where this rank's tensors live.
-        init_method: Where ranks meet, for torch.distributed; by default what the launcher's
-            environment says.
+    Ranks meet where our launcher says (a file), or torchrun (environment).
 
     Raises:
         RankFailureError: A peer went away in the middle of a call.
@@ -106,25 +109,32 @@ def joined_exchange(device: torch.device, *, init_method: str | None = None) -> 
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)  # CUDA
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        init_method=init_method or os.environ.get("KGSHARD_RENDEZVOUS") or "env://",
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=_TIMEOUT,
-    )
+    _join(device)
     try:
-        yield TorchExchange(device)
-    except (dist.DistBackendError, RuntimeError) as error:
+        yield TorchExchange(device, dist.new_group(timeout=_TIMEOUT), dist.group.WORLD)
+    except RuntimeError as error:
         if _lost_peer(error):
-            first_line = str(error).splitlines()[0]
-            raise RankFailureError(f"rank {os.environ['RANK']}: lost a peer: {first_line}") from error
+            raise RankFailureError(f"rank {os.environ['RANK']}: lost a peer") from error
         raise
     # Not after an error: peers would see the connection close before this rank has said why.
     dist.destroy_process_group()
 
 
-def _lost_peer(error: Exception) -> bool:
-    return isinstance(error, dist.DistBackendError) or any(
-        sign in str(error) for sign in ("Connection closed by peer", "Connection reset", "Timed out", "gloo")
-    )
+def _join(device: torch.device) -> None:
+    meeting = os.environ.get("KGSHARD_RENDEZVOUS")
+    world_size = int(os.environ["WORLD_SIZE"])
+    try:
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=dist.FileStore(meeting, world_size) if meeting else None,  # type: ignore[attr-defined]
+            rank=int(os.environ["RANK"]),
+            world_size=world_size,
+            timeout=_PATIENCE,
+        )
+    except ValueError as error:
+        raise ConfigError(f"cannot join the other ranks: {str(error).splitlines()[0]}") from error
+
+
+def _lost_peer(error: RuntimeError) -> bool:
+    signs = ("Connection closed by peer", "Connection reset", "Broken pipe", "Timed out", "Read error")
+    return isinstance(error, dist.DistBackendError) or any(sign in str(error) for sign in signs)

@@ -67,6 +67,8 @@ class RowWiseShardedEmbedding(nn.Module):
             ValueError: rank or world_size are not those of the exchange.
         """
         super().__init__()
+        if embedding_dim < 1:
+            raise ValueError(f"embedding_dim must be >= 1, got {embedding_dim}")
         self.device = torch.device(device)
         exchange = exchange or current_exchange(self.device)
         if (rank, world_size) != (exchange.rank, exchange.world_size):

@@ -14,6 +14,7 @@ KgshardError                 a failure; the command line ends with exit code 1
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 
@@ -88,3 +89,11 @@ class NonFiniteError(KgshardError):
 
 class RankFailureError(KgshardError):
     """A rank died, or ended early; names the rank and how it ended."""
+
+    told = False
+    """Whether the rank that failed says so itself, so that others need not."""
+
+
+def wants_traceback() -> bool:
+    """Whether errors should come with tracebacks: KGSHARD_DEBUG is set, and not to 0, false or no."""
+    return os.environ.get("KGSHARD_DEBUG", "").lower() not in ("", "0", "false", "no", "off")

@@ -12,7 +12,6 @@ Shape letters: Q queries, N candidates in a block, D floats for each entity.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,9 +25,9 @@ from kgshard.exchange import Exchange
 from kgshard.known import KnownLinks, anchors_of, targets_of
 from kgshard.metrics import ranking_metrics, realistic_ranks
 from kgshard.models.link import SIDES, LinkModel, Side
-from kgshard.models.metric import Metric, comparison_slack, score_all, score_pairs
+from kgshard.models.metric import Metric, comparison_slack, is_beyond_float32, score_all, score_pairs
 from kgshard.partition import RowPartition
-from kgshard.runs import Run
+from kgshard.runs import Checkpoint, Run
 from kgshard.shards import Floats, find_non_finite
 from kgshard.table import ShardedTable
 
@@ -36,15 +35,6 @@ QUERY_BLOCK = 512
 """Queries scored together."""
 ROW_BLOCK = 8192
 """Candidates scored together: 16 MiB of float32 scores a block."""
-_LARGEST, _SMALLEST = 1e37, 1e-37
-"""Comparison values and error bounds that float32 can be trusted with."""
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """Realistic ranks of the true answers, float64[n] for each side, in the order of the triples."""
-
-    ranks: dict[Side, npt.NDArray[np.float64]]
 
 
 class Ranker:
@@ -134,14 +124,7 @@ class _CandidateBlock:
             true_scores: float64[Q].
             excluded: Pairs (int64[M] query, int64[M] row of this block) that are no candidates.
         """
-        lengths = torch.linalg.vector_norm(queries, dim=1)
-        values = self._compare(queries.float())
-        level = lengths.square() - true_scores.square() if self.metric == "l2" else true_scores
-        slack = comparison_slack(self.metric, queries.shape[1], lengths, self._longest)
-        low, high = (level - slack).float()[:, None], (level + slack).float()[:, None]
-        # Where float32 would overflow or lose everything, float64 decides about every candidate.
-        hopeless = ((lengths + self._longest).square() > _LARGEST) | (slack < _SMALLEST)
-        values[hopeless], low[hopeless], high[hopeless] = 0, -torch.inf, torch.inf
+        values, low, high = self._compare_with(queries, true_scores)
         values[excluded] = torch.nan  # Neither higher, nor lower, nor the same.
         # Comparing into floats and adding those is over ten times faster than counting booleans, and
         # exact: a block has fewer than 2^24 rows.
@@ -153,6 +136,18 @@ class _CandidateBlock:
         if len(unsure):
             self._settle(counts, unsure, values[unsure], (low[unsure], high[unsure]), queries, true_scores)
         return counts
+
+    def _compare_with(self, queries: Tensor, true_scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return float32[Q, N] comparison values and float32[Q, 1] limits, between which they say nothing."""
+        lengths = torch.linalg.vector_norm(queries, dim=1)
+        dim = queries.shape[1]
+        values = self._compare(queries.float())
+        level = lengths.square() - true_scores.square() if self.metric == "l2" else true_scores
+        slack = comparison_slack(self.metric, dim, lengths, self._longest)
+        low, high = (level - slack).float()[:, None], (level + slack).float()[:, None]
+        beyond = is_beyond_float32(dim, lengths, self._longest)
+        values[beyond], low[beyond], high[beyond] = 0, -torch.inf, torch.inf
+        return values, low, high
 
     def _compare(self, queries: Tensor) -> Tensor:
         """Return float32[Q, N] comparison values; for `l2` without -|q|^2, which all candidates share."""
@@ -193,7 +188,12 @@ def _tie_slack(metric: Metric, queries: Tensor, candidates: Tensor, true_scores:
 
 
 def evaluate_on_ranks(
-    exchange: Exchange, run: Run, *, split: str = "test", filtered: bool = True
+    exchange: Exchange,
+    run: Run,
+    checkpoint_name: str | None = None,
+    *,
+    split: str = "test",
+    filtered: bool = True,
 ) -> dict[str, Any]:
     """Rank a split's triples on both sides; the same result on every rank.
 
@@ -202,6 +202,7 @@ def evaluate_on_ranks(
     Args:
         exchange: The other ranks.
         run: A run with a checkpoint.
+        checkpoint_name: Which; by default the newest.
         split: "train", "valid" or "test".
         filtered: Known triples other than the ranked one are no candidates. For "test" these are
             train, valid and test; else train and valid, so that nothing is chosen by looking at test.
@@ -214,7 +215,8 @@ def evaluate_on_ranks(
     triples = dataset.triples(split)
     if len(triples) == 0:
         raise DataError(f"{run.folder}: split {split!r} holds no triples")
-    ranker = Ranker(model, *_load_tables(exchange, run))
+    checkpoint = run.open_checkpoint(checkpoint_name)
+    ranker = Ranker(model, *_load_tables(exchange, run, checkpoint))
     filters = (("train", "valid", "test") if split == "test" else ("train", "valid")) if filtered else ()
     known = dataset.known_triples(*filters) if filtered else None
     ranks = {}
@@ -232,7 +234,7 @@ def evaluate_on_ranks(
             "ties": "realistic",
             "sides": list(SIDES),
             "head_queries": "inverse relations" if model.reciprocal else "the model's own",
-            "step": run.checkpoint.step,
+            "step": checkpoint.step,
         },
         "metrics": ranking_metrics(np.concatenate([ranks[side] for side in SIDES])),
         "head": ranking_metrics(ranks["head"]),
@@ -240,23 +242,21 @@ def evaluate_on_ranks(
     }
 
 
-def _load_tables(exchange: Exchange, run: Run) -> tuple[ShardedTable, Tensor]:
-    checkpoint = run.checkpoint
+def _load_tables(exchange: Exchange, run: Run, checkpoint: Checkpoint) -> tuple[ShardedTable, Tensor]:
     partition = RowPartition(run.model.num_entities, exchange.world_size)
     rows = partition.rows_of(exchange.rank)
-    exchange.share_failure(_non_finite_row(run, rows))
+    exchange.share_failure(_non_finite_row(run, checkpoint, rows))
     entities = _tensor(checkpoint.entities.read(rows), exchange)
     relations = _tensor(checkpoint.relations.read(range(checkpoint.relations.num_rows)), exchange)
     return ShardedTable(entities, partition, exchange), relations
 
 
 def _tensor(values: Floats, exchange: Exchange) -> Tensor:
-    # torch takes no read-only memory, which is what a mapped file gives.
-    return torch.from_numpy(values if values.flags.writeable else values.copy()).to(exchange.device)
+    return torch.from_numpy(values).to(exchange.device)
 
 
-def _non_finite_row(run: Run, rows: range) -> NonFiniteError | None:
-    checkpoint, dataset = run.checkpoint, run.dataset
+def _non_finite_row(run: Run, checkpoint: Checkpoint, rows: range) -> NonFiniteError | None:
+    dataset = run.dataset
     row = find_non_finite(checkpoint.entities, rows)
     if row is not None:
         return NonFiniteError(f"{checkpoint.folder}: entity {row} ({dataset.entities[row]!r}) is not finite")

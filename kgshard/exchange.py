@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,10 +18,10 @@ from torch import Tensor
 
 from kgshard.errors import ExchangeMismatchError, RankFailureError
 
-Kind = Literal["bytes", "ids", "rows", "gradients"]
+Kind = Literal["bytes", "ids", "rows", "gradients", "sum"]
 """What a payload is."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8)
-KINDS: tuple[Kind, ...] = ("bytes", "ids", "rows", "gradients")
+KINDS: tuple[Kind, ...] = ("bytes", "ids", "rows", "gradients", "sum")
 _UNKNOWN = -1
 """Stands for "no expectation" in an announcement."""
 
@@ -122,24 +123,52 @@ class Exchange(ABC):
         """
         if len(chunks) != self.world_size:
             raise ValueError(f"{len(chunks)} chunks for {self.world_size} ranks")
-        if chunks[0].dtype not in _DTYPES:
-            raise ValueError(f"{chunks[0].dtype} does not travel (known: {', '.join(map(str, _DTYPES))})")
-        announcement = Announcement(
-            call=self._num_calls,
+        announced = self._announce(
+            kind,
+            chunks[0].dtype,
             table=table,
-            kind=KINDS.index(kind),
-            dtype=_DTYPES.index(chunks[0].dtype),
             width=chunks[0].shape[1] if chunks[0].dim() == 2 else 1,
             sends=[len(chunk) for chunk in chunks],
             expects=list(expected) if expected is not None else [_UNKNOWN] * self.world_size,
         )
+        return self._move(chunks, [other.sends[self.rank] for other in announced])
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Return the elementwise sum over ranks; the argument may be overwritten.
+
+        Raises:
+            ExchangeMismatchError: Ranks bring tensors of another size or dtype, or make another call.
+        """
+        nothing = [0] * self.world_size
+        self._announce("sum", tensor.dtype, width=tensor.numel(), sends=nothing, expects=nothing)
+        return self._sum(tensor)
+
+    def _announce(
+        self,
+        kind: Kind,
+        dtype: torch.dtype,
+        *,
+        width: int,
+        sends: list[int],
+        expects: list[int],
+        table: int = 0,
+    ) -> list[Announcement]:
+        """Tell all ranks what is about to move; return what all announced, once it was found to fit."""
+        if dtype not in _DTYPES:
+            raise ValueError(f"{dtype} does not travel (known: {', '.join(map(str, _DTYPES))})")
+        mine = Announcement(
+            self._num_calls, table, KINDS.index(kind), _DTYPES.index(dtype), width, sends, expects
+        )
         self._num_calls += 1
         announced = [
-            Announcement.from_list(numbers, self.world_size)
-            for numbers in self._all_gather(announcement.to_list())
+            Announcement.from_list(numbers, self.world_size) for numbers in self._gather(mine.to_list())
         ]
         check_announcements(announced)
-        return self._move(chunks, [other.sends[self.rank] for other in announced])
+        return announced
+
+    def patiently(self) -> AbstractContextManager[None]:
+        """Allow calls in a `with` block to wait for days: rank 0 may be preparing data alone."""
+        return nullcontext()
 
     def gather_bytes(self, payload: bytes) -> list[bytes]:
         """Return every rank's payload, in rank order, on every rank."""
@@ -164,14 +193,16 @@ class Exchange(ABC):
             raise error
         for rank, failure in enumerate(failures):
             if failure:
-                raise RankFailureError(f"rank {rank}: {failure.decode()}")
+                others = RankFailureError(f"rank {rank}: {failure.decode()}")
+                others.told = True
+                raise others
 
     @abstractmethod
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Return the elementwise sum over ranks; the argument may be overwritten."""
+    def _sum(self, tensor: Tensor) -> Tensor:
+        """Carry out an all_reduce whose sizes were checked."""
 
     @abstractmethod
-    def _all_gather(self, numbers: list[int]) -> list[list[int]]:
+    def _gather(self, numbers: list[int]) -> list[list[int]]:
         """Return every rank's numbers, in rank order. All lists have one length."""
 
     @abstractmethod
@@ -189,24 +220,10 @@ class SingleExchange(Exchange):
         super().__init__()
         self.device = torch.device(device)
 
-    def all_to_all(
-        self,
-        chunks: Sequence[Tensor],
-        expected: Sequence[int] | None = None,
-        *,
-        kind: Kind = "bytes",
-        table: int = 0,
-    ) -> list[Tensor]:
-        if expected is not None and expected[0] != len(chunks[0]):
-            raise ExchangeMismatchError(
-                f"exchange mismatch rank 0→0: announced {len(chunks[0])}, expected {expected[0]}"
-            )
-        return list(chunks)
-
-    def all_reduce(self, tensor: Tensor) -> Tensor:
+    def _sum(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def _all_gather(self, numbers: list[int]) -> list[list[int]]:
+    def _gather(self, numbers: list[int]) -> list[list[int]]:
         return [numbers]
 
     def _move(self, chunks: Sequence[Tensor], counts: list[int]) -> list[Tensor]:

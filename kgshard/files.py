@@ -7,26 +7,50 @@ parent folder is synced. Temporary names start with TEMPORARY_PREFIX.
 
 from __future__ import annotations
 
+import fnmatch
+import glob
 import hashlib
 import os
 import shutil
+import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, overload
 
 import msgspec
 
+from kgshard.errors import RunError
+
 TEMPORARY_PREFIX = ".kgshard-tmp-"
 _BLOCK_BYTES = 1 << 22
 
+AnyPath = str | os.PathLike[str]
+"""A path as users give it: text, a Path, or an object that stands for its folder, as a Run does."""
 Record = TypeVar("Record")
 
 
+_HOST = hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()
+
+
 def temporary_sibling(path: Path) -> Path:
-    """Return an unused name in the same folder, so that a rename stays within one file system."""
-    return path.with_name(f"{TEMPORARY_PREFIX}{uuid.uuid4().hex[:12]}-{path.name}")
+    """Return an unused name in the same folder, so that a rename stays within one file system.
+
+    It says which process made it, so that `remove_stale` can tell what nobody will finish.
+    """
+    return path.with_name(f"{TEMPORARY_PREFIX}{_HOST}-{os.getpid()}-{uuid.uuid4().hex[:8]}-{path.name}")
+
+
+def remove_stale(folder: Path, name: str = "*") -> None:
+    """Remove temporary siblings of `name` (a pattern) that processes of this host left when they died."""
+    for path in folder.glob(f"{TEMPORARY_PREFIX}{_HOST}-*-*-{name}"):
+        pid = path.name.removeprefix(f"{TEMPORARY_PREFIX}{_HOST}-").split("-")[0]
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:
@@ -48,41 +72,87 @@ def place(temporary: Path, path: Path) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling of `path`; on success it is synced and renamed over `path`.
 
-    On an exception the temporary file is removed and whatever was at `path` stays.
+    On an exception the temporary file is removed and whatever was at `path` stays. A symbolic link at
+    `path` stays too; what it points to is replaced.
     """
+    path = _real(path)
+    remove_stale(path.parent, glob.escape(path.name))
     temporary = temporary_sibling(path)
-    try:
-        yield temporary
-        sync(temporary)
-        place(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with _naming(path):
+        try:
+            yield temporary
+            sync(temporary)
+            place(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 @contextmanager
 def replacing_directory(path: Path) -> Iterator[Path]:
     """Yield a fresh temporary folder; on success its files are synced and it becomes `path`.
 
-    A folder already at `path` is moved aside first and removed only after the new one is in place. On an
-    exception nothing is left, missing parents that were made included.
+    A folder already at `path` is moved aside first and removed only after the new one is in place;
+    whether it may be is for the caller to know (`check_replaceable`). On an exception nothing is left,
+    missing parents that were made included.
     """
+    path = _real(path)
     temporary = temporary_sibling(path)
     new_parents = [parent for parent in path.parents if not parent.exists()]
-    temporary.mkdir(parents=True)
+    with _naming(path):
+        remove_stale(path.parent, glob.escape(path.name))
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            sync_tree(temporary)
+            swap_directory(temporary, path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            for parent in new_parents:
+                with suppress(OSError):
+                    parent.rmdir()
+            raise
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Give errors that name no file (a full disk) the path that was being written."""
     try:
-        yield temporary
-        sync_tree(temporary)
-        _swap(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        for parent in new_parents:
-            with suppress(OSError):
-                parent.rmdir()
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
-def _swap(temporary: Path, path: Path) -> None:
+def check_replaceable(out: Path, *, ours: bool, names: Iterable[str], what: str) -> None:
+    """Refuse to write at `out` where something would be lost that kgshard did not write itself.
+
+    Args:
+        out: The folder to write; missing or empty is fine.
+        ours: Whether it bears the marks of `what`.
+        names: Patterns of all names that kgshard writes there.
+        what: What may be replaced: "a prepared dataset".
+
+    Raises:
+        RunError: It may not be replaced.
+    """
+    if not out.exists():
+        return
+    held = sorted(entry.name for entry in out.iterdir()) if out.is_dir() else ["a file"]
+    if held and not ours:
+        raise RunError(f"{out}: exists and is not {what}; choose another folder")
+    patterns = [*names, f"{TEMPORARY_PREFIX}*"]
+    for name in held:
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+            raise RunError(f"{out}: holds {name!r}, which kgshard did not write; choose another folder")
+
+
+def swap_directory(temporary: Path, path: Path) -> None:
     """Put a finished folder at `path`; what was there goes, or comes back if this fails."""
     if not path.exists():
         place(temporary, path)

@@ -22,10 +22,24 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kgshard.errors import ConfigError, KgshardError, RankFailureError
+from kgshard.errors import (
+    ConfigError,
+    DataError,
+    ExchangeMismatchError,
+    KgshardError,
+    NonFiniteError,
+    RankFailureError,
+    RunError,
+    ShardError,
+)
 from kgshard.files import read_json, write_json
 
 _STDERR = 2
+_ERRORS: dict[str, type[KgshardError]] = {
+    kind.__name__: kind
+    for kind in (ConfigError, DataError, RunError, ShardError, ExchangeMismatchError, NonFiniteError)
+}
+"""Errors that keep their type on the way from a rank to its launcher."""
 _POLL_SECONDS = 0.02
 _WORDS_SECONDS = 2.0
 _GRACE_SECONDS = 5.0
@@ -37,14 +51,21 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def num_threads(num_local_ranks: int) -> int:
+    """Return the threads of one of several ranks on this machine: its share of the cores."""
+    return max(1, num_cores() // num_local_ranks)
+
+
 def is_rank() -> bool:
     """Whether a launcher (ours or torchrun) started this process as one rank of several."""
-    launched = "KGSHARD_RENDEZVOUS" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ
+    launched = "KGSHARD_RENDEZVOUS" in os.environ or "MASTER_ADDR" in os.environ
     return launched and "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def check_nproc(nproc: int) -> None:
     """Raise ConfigError where ranks cannot be that many."""
+    if not isinstance(nproc, int) or isinstance(nproc, bool):
+        raise ConfigError(f"--nproc-per-node must be a whole number, got {nproc!r}")
     if nproc < 1:
         raise ConfigError(f"--nproc-per-node must be >= 1, got {nproc}")
 
@@ -60,8 +81,10 @@ def run_on_ranks(task: str, arguments: dict[str, Any], nproc: int) -> dict[str, 
     with tempfile.TemporaryDirectory(prefix="kgshard-") as name:
         folder = Path(name)
         write_json(folder / "job.json", {"task": task, "arguments": arguments, "world_size": nproc})
-        ranks = [_start(folder, rank, nproc) for rank in range(nproc)]
+        ranks: list[subprocess.Popen[bytes]] = []
         try:
+            for rank in range(nproc):
+                ranks.append(_start(folder, rank, nproc))
             failed = _wait(ranks)
             if failed:
                 _let_speak(ranks)
@@ -82,14 +105,15 @@ def _start(folder: Path, rank: int, world_size: int) -> subprocess.Popen[bytes]:
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
-        "KGSHARD_RENDEZVOUS": f"file://{folder / 'rendezvous'}",
-        "OMP_NUM_THREADS": str(max(1, num_cores() // world_size)),
+        "KGSHARD_RENDEZVOUS": str(folder / "rendezvous"),
+        "OMP_NUM_THREADS": str(num_threads(world_size)),
         # Ranks of one machine talk over the loopback interface, whatever its host name resolves to.
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
     }
-    command = [sys.executable, "-m", "kgshard.rank", str(folder)]
-    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=_STDERR)
+    # -P, and a folder of its own: a numpy.py beside the user's data must not be imported.
+    command = [sys.executable, "-P", "-m", "kgshard.rank", str(folder)]
+    return subprocess.Popen(command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=_STDERR)
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]]) -> bool:
@@ -135,11 +159,13 @@ def _failure(folder: Path, ranks: list[subprocess.Popen[bytes]], ended: list[int
     said = {rank: path for rank in range(len(ranks)) if (path := folder / f"error-{rank}.json").is_file()}
     words = [read_json(path) for path in said.values()]
     causes = [each for each in words if each["kind"] != RankFailureError.__name__]
-    silent = [rank for rank, code in enumerate(ended) if code and rank not in said]
+    # A rank that left early without an error is the cause of what the others say about it.
+    silent = [rank for rank, code in enumerate(ended) if code is not None and rank not in said]
+    silent.sort(key=lambda rank: ended[rank] == 0)
     if silent and not causes:
         return RankFailureError(_how_it_ended(silent[0], ranks[silent[0]].pid, ended[silent[0]]))
     told = [*causes, *words][0]
-    error = KgshardError(told["message"])
+    error = _ERRORS.get(told["kind"], KgshardError)(told["message"])
     error.exit_code = told["exit_code"]
     return error
 

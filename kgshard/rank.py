@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kgshard.errors import KgshardError
+from kgshard.errors import KgshardError, wants_traceback
 from kgshard.files import read_json, write_json
 
 
@@ -32,7 +32,7 @@ def main(folder: Path) -> int:
             "exit_code": getattr(error, "exit_code", 1),
         }
         write_json(folder / f"error-{rank}.json", words)
-        if os.environ.get("KGSHARD_DEBUG"):
+        if wants_traceback():
             traceback.print_exc()
         return 1
     if rank == 0:

@@ -35,6 +35,21 @@ class DatasetInfo(Struct, frozen=True):
     """Split to the number of its triples that name an entity which train does not."""
     vocabulary_sha256: str
     """Over both vocabularies: it differs where a label or an id does."""
+    not_read: list[str] = []
+    """Names of files beside the sources that nobody read."""
+
+    def lines(self) -> list[str]:
+        """Say in words what became of every line of every file."""
+        lines = [f"{self.num_entities:,} entities, {self.num_relations:,} relations"]
+        for split, counts in self.splits.items():
+            if counts.source is not None:
+                lines.append(
+                    f"{split}: {counts.lines:,} lines = {counts.triples:,} triples"
+                    f" + {counts.duplicates:,} duplicates + {counts.blank:,} blank"
+                )
+        if self.not_read:
+            lines.append(f"not read: {', '.join(self.not_read)}")
+        return lines
 
 
 class RunInfo(Struct, frozen=True):

@@ -41,13 +41,20 @@ def plan_route(ids: Tensor, partition: RowPartition) -> Route:
         >>> route.unique_ids.tolist(), route.inverse.tolist(), route.counts
         ([0, 2, 7], [2, 1, 2, 0], [2, 1])
     """
+    check_ids(ids, partition.num_rows)
     unique_ids, inverse = torch.unique(ids, return_inverse=True)
     boundaries = torch.tensor(partition.boundaries(), dtype=unique_ids.dtype, device=ids.device)
     edges: list[int] = torch.searchsorted(unique_ids, boundaries).tolist()
-    if edges[0] != 0 or edges[-1] != len(unique_ids):
-        wrong = int(unique_ids[0] if edges[0] else unique_ids[-1])
-        raise IndexError(f"id {wrong} is outside a table of {partition.num_rows} rows")
     return Route(unique_ids, inverse, [stop - start for start, stop in pairwise(edges)])
+
+
+def check_ids(ids: Tensor, num_rows: int) -> None:
+    """Raise IndexError where one of int64[I] ids is outside [0, num_rows)."""
+    if len(ids):
+        smallest, largest = (int(bound) for bound in ids.aminmax())
+        if smallest < 0 or largest >= num_rows:
+            wrong = smallest if smallest < 0 else largest
+            raise IndexError(f"id {wrong} is outside a table of {num_rows} rows")
 
 
 @dataclass(frozen=True, slots=True)

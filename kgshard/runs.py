@@ -17,6 +17,7 @@ renamed into place.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +25,7 @@ from pathlib import Path
 
 from kgshard.data.dataset import Dataset, open_dataset
 from kgshard.errors import DataError, RunError, ShardError
-from kgshard.files import file_sha256, read_json
+from kgshard.files import AnyPath, file_sha256, read_json
 from kgshard.models.link import LinkModel
 from kgshard.records import Manifest, PieceInfo, RunInfo
 from kgshard.shards import ENTITIES, RELATIONS, Piece, StoredTable, read_header, saved_row_start
@@ -32,7 +33,13 @@ from kgshard.shards import ENTITIES, RELATIONS, Piece, StoredTable, read_header,
 RUN_FILE = "run.json"
 MANIFEST_FILE = "manifest.json"
 LATEST_FILE = "LATEST"
+LOCK_FILE = "lock"
 METRICS_FILE = "metrics.jsonl"
+RUN_NAMES = (
+    *(RUN_FILE, LATEST_FILE, LOCK_FILE, METRICS_FILE),
+    *("data", "checkpoints", "eval", "model", "index", "export-*"),
+)
+"""Patterns of all names that kgshard writes into a run folder."""
 
 
 def checkpoint_name(step: int) -> str:
@@ -170,20 +177,33 @@ class Run:
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(f"{self.folder / RUN_FILE}: $.model: {error}") from error
 
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
     @cached_property
     def checkpoint(self) -> Checkpoint:
-        """The newest checkpoint.
+        """The newest checkpoint; see `open_checkpoint`."""
+        return self.open_checkpoint()
+
+    def open_checkpoint(self, name: str | None = None) -> Checkpoint:
+        """Open a checkpoint of this run, by default the newest.
 
         Raises:
-            RunError: There is none yet.
+            RunError: There is none yet, or none of this name.
             ShardError: It is damaged, or belongs to another run or vocabulary.
         """
-        path = self.folder / LATEST_FILE
-        if not path.is_file():
-            raise RunError(f"{self.folder}: no checkpoint yet; training did not get that far")
-        checkpoint = open_checkpoint(self.folder / "checkpoints" / path.read_text().strip())
+        name = self._latest() if name is None else name
+        if not re.fullmatch("step-[0-9]{8,}", name):
+            raise RunError(f"{self.folder}: {name!r} is no checkpoint's name")
+        checkpoint = open_checkpoint(self.folder / "checkpoints" / name)
         self.check_belongs(checkpoint)
         return checkpoint
+
+    def _latest(self) -> str:
+        try:
+            return (self.folder / LATEST_FILE).read_bytes().decode(errors="replace").strip()
+        except FileNotFoundError:
+            raise RunError(f"{self.folder}: no checkpoint yet; training did not get that far") from None
 
     def check_belongs(self, checkpoint: Checkpoint) -> None:
         """Raise ShardError where a checkpoint is of another run or vocabulary."""
@@ -193,21 +213,34 @@ class Run:
         for key, value in ours.items():
             if getattr(checkpoint.manifest, key) != value:
                 raise ShardError(f"{checkpoint.folder}: {key} is not that of {self.folder}; files were mixed")
+        model, dataset = self.model, self.dataset
+        shapes = {
+            ENTITIES: (dataset.num_entities, model.dim),
+            RELATIONS: (model.num_relation_rows, model.relation_dim),
+        }
+        for name, shape in shapes.items():
+            found = checkpoint.manifest.tables[name].shape
+            if found != shape:
+                raise ShardError(f"{checkpoint.folder}: {name} is {list(found)}, expected {list(shape)}")
 
 
 def is_run(folder: Path) -> bool:
-    """Whether `folder` holds a run."""
-    return (folder / RUN_FILE).is_file()
+    """Whether `folder` holds a run: a run.json that says so."""
+    try:
+        read_json(folder / RUN_FILE, RunInfo)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
-def open_run(folder: str | Path) -> Run:
+def open_run(folder: AnyPath) -> Run:
     """Open a run folder.
 
     Raises:
         RunError: It is not one, or of a format this version does not know.
     """
     folder = Path(folder)
-    if not is_run(folder):
+    if not (folder / RUN_FILE).is_file():
         what = "not a run (no run.json)" if folder.is_dir() else "no such run folder"
         raise RunError(f"{folder}: {what}")
     try:

@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -32,16 +32,12 @@ from kgshard.errors import ShardError
 ENTITIES = "entity_embedding.weight"
 RELATIONS = "relation_embedding.weight"
 _MAX_HEADER_BYTES = 100_000_000
+_PRIVATE: Literal["c"] = "c"
+"""Copy on write: torch takes no read-only memory, and nothing done to a mapped row reaches the file."""
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1}
-_STORED_AS: dict[str, str] = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "BF16": "<u2",
-    "I64": "<i8",
-    "I32": "<i4",
-}
+TABLE_DTYPES = {"F32": ("<f4", "float32"), "BF16": ("<u2", "bfloat16"), "F16": ("<f2", "float16")}
+"""dtypes that tables may have: how numpy maps the bytes, and torch's name."""
 
 Floats = npt.NDArray[np.float32]
 
@@ -204,6 +200,8 @@ class StoredTable:
         self.pieces = list(pieces)
         self.dtype = pieces[0].info.dtype
         self.dim = pieces[0].info.shape[1]
+        if self.dtype not in TABLE_DTYPES:
+            raise ShardError(f"{pieces[0].path}: {name} is {self.dtype} (known: {', '.join(TABLE_DTYPES)})")
         self._stops = np.array([piece.rows.stop for piece in pieces], np.int64)
         self._mapped: dict[int, npt.NDArray[Any]] = {}
         self._check()
@@ -232,17 +230,12 @@ class StoredTable:
     def shape(self) -> tuple[int, int]:
         return self.num_rows, self.dim
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the values, as stored."""
-        return ITEM_BYTES[self.dtype] * self.num_rows * self.dim
-
     def _stored(self, index: int) -> npt.NDArray[Any]:
         if index not in self._mapped:
             info = self.pieces[index].info
-            kind = np.dtype(_STORED_AS[info.dtype])
+            kind = np.dtype(TABLE_DTYPES[info.dtype][0])
             self._mapped[index] = (
-                np.memmap(self.pieces[index].path, kind, "r", info.offset, info.shape)
+                np.memmap(self.pieces[index].path, kind, _PRIVATE, info.offset, info.shape)
                 if math.prod(info.shape)
                 else np.empty(info.shape, kind)
             )
@@ -302,10 +295,16 @@ class StoredTable:
         return gathered
 
 
+def first_non_finite(values: npt.NDArray[np.floating[Any]]) -> int | None:
+    """Return the first row of [N, D] that holds NaN or infinity, or None."""
+    finite = np.isfinite(values).all(axis=1)
+    return None if finite.all() else int(np.argmin(finite))
+
+
 def find_non_finite(table: StoredTable, rows: range | None = None) -> int | None:
-    """Return the first row that holds NaN or infinity, or None."""
+    """Return the first row of a stored table that holds NaN or infinity, or None."""
     for block, values in table.blocks(rows):
-        finite = np.isfinite(values).all(axis=1)
-        if not finite.all():
-            return block.start + int(np.argmin(finite))
+        found = first_non_finite(values)
+        if found is not None:
+            return block.start + found
     return None

@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
+import socket
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
 from kgshard.config import TrainConfig
-from kgshard.data.dataset import Dataset, clone_dataset, is_dataset, open_dataset
+from kgshard.data.dataset import DATASET_NAMES, Dataset, clone_dataset, is_dataset, open_dataset
 from kgshard.data.prepare import prepare
 from kgshard.data.sources import Source, find_source
 from kgshard.errors import RunError
-from kgshard.files import replacing_directory, write_json
+from kgshard.files import (
+    AnyPath,
+    check_replaceable,
+    replacing_directory,
+    swap_directory,
+    temporary_sibling,
+    write_json,
+)
 from kgshard.models.link import LinkModel
 from kgshard.records import RunInfo
-from kgshard.runs import RUN_FILE, Run, is_run, open_run
+from kgshard.runs import LATEST_FILE, LOCK_FILE, RUN_FILE, RUN_NAMES, Run, is_run, open_run
 
 
-def ingest(data: str | Path, out: str | Path) -> Dataset:
-    """Prepare `data` at the folder `out`, which must not exist or be a prepared dataset's.
+def ingest(data: AnyPath, out: AnyPath, *, overwrite: bool = False) -> Dataset:
+    """Prepare `data` at the folder `out`.
+
+    Args:
+        data: A folder with train, valid and test files, or the name of a bundled graph.
+        out: The folder to write.
+        overwrite: Replace a prepared dataset that is there already.
 
     Raises:
-        DataError: A line is malformed, or there is no such data.
-        RunError: `out` is something else.
+        DataError: A line is malformed, or there is no such data; nothing was written.
+        RunError: `out` exists, and is something else or `overwrite` is False; nothing was changed.
     """
-    source = find_source(data)
-    out = Path(out)
-    if out.exists() and not is_dataset(out):
-        raise RunError(f"{out}: exists and is not a prepared dataset; choose another folder")
+    source, out = find_source(data), Path(out)
+    check_replaceable(out, ours=is_dataset(out), names=DATASET_NAMES, what="a prepared dataset")
+    if is_dataset(out) and not overwrite:
+        raise RunError(f"{out}: holds a prepared dataset already; choose another folder or pass --overwrite")
     return _place_dataset(source, out)
 
 
@@ -37,29 +55,74 @@ def _place_dataset(source: Source | Path, folder: Path) -> Dataset:
     )
 
 
-def start_run(data: str | Path, out: str | Path, config: TrainConfig, *, overwrite: bool = False) -> Run:
-    """Prepare the data and write run.json: everything that happens before ranks do.
+@contextmanager
+def started_run(
+    data: AnyPath, out: AnyPath, config: TrainConfig, *, overwrite: bool = False
+) -> Iterator[Run]:
+    """Prepare the data, write run.json, and hold the run against other writers for a `with` block.
+
+    Where a finished run is replaced, the new one grows in a temporary sibling: the old one stays until the
+    block ends without an exception, and after one it is still there.
+
+    Args:
+        data: A prepared dataset, a folder with train, valid and test files, or a bundled graph's name.
+        out: The run folder. One whose training never came to a checkpoint is replaced without asking.
+        config: The settings.
+        overwrite: Replace a finished run.
 
     Raises:
         DataError: The data cannot be read; nothing was written.
-        RunError: `out` exists, and is no run or `overwrite` is False; nothing was changed.
+        RunError: `out` may not be replaced, or somebody trains there; nothing was changed.
     """
-    out = Path(out)
-    source = find_source(data)
-    _check_free(out, overwrite)
-    with replacing_directory(out) as temporary:
+    source, out = find_source(data), Path(os.path.realpath(out))
+    check_replaceable(out, ours=is_run(out), names=RUN_NAMES, what="a kgshard run")
+    finished = (out / LATEST_FILE).exists()
+    if finished and not overwrite:
+        raise RunError(f"{out}: holds a run already; choose another folder or pass --overwrite")
+    if out.exists():
+        with _locked(out):
+            pass
+    if not finished:
+        _begin(source, out, config)
+        with _locked(out):
+            yield open_run(out)
+        return
+    temporary = temporary_sibling(out)
+    try:
+        _begin(source, temporary, config)
+        with _locked(temporary):
+            yield open_run(temporary)
+        swap_directory(temporary, out)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _begin(source: Source | Path, folder: Path, config: TrainConfig) -> None:
+    """Make a run folder with its data and no checkpoint."""
+    with replacing_directory(folder) as temporary:
         dataset = _place_dataset(source, temporary / "data")
         write_json(temporary / RUN_FILE, _run_info(config, dataset))
-    return open_run(out)
 
 
-def _check_free(out: Path, overwrite: bool) -> None:
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not is_run(out):
-        raise RunError(f"{out}: exists and is not a kgshard run; choose another folder")
-    if not overwrite:
-        raise RunError(f"{out}: holds a run already; choose another folder or pass --overwrite")
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a run for one writer. The lock ends with its process, however that ends."""
+    path = folder / LOCK_FILE
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            raise RunError(f"{folder}: is being written by {file.read().strip() or 'somebody'}") from error
+        file.truncate(0)
+        file.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        try:
+            yield
+        finally:
+            with suppress(FileNotFoundError):
+                path.unlink()
 
 
 def _run_info(config: TrainConfig, dataset: Dataset) -> RunInfo:

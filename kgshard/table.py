@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kgshard.exchange import Exchange, Kind
 from kgshard.partition import RowPartition
-from kgshard.routing import Route, RowGradient, plan_route, sum_by_row
+from kgshard.routing import Route, RowGradient, check_ids, plan_route, sum_by_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,12 @@ class ShardedTable:
 
     @torch.no_grad()
     def replicate(self, ids: Tensor) -> Tensor:
-        """Return the rows [I, D] of `ids`, which must be equal on all ranks, on every rank."""
+        """Return the rows [I, D] of `ids`, which must be equal on all ranks, on every rank.
+
+        Raises:
+            IndexError: An id is outside the table.
+        """
+        check_ids(ids, self.partition.num_rows)
         local = ids - self.rows.start
         owned = (local >= 0) & (local < len(self.rows))
         rows = self.weight.new_zeros(len(ids), self.weight.shape[1])

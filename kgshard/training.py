@@ -9,12 +9,13 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from kgshard.api import with_paths
 from kgshard.checkpoint import save_checkpoint
 from kgshard.config import TrainConfig
 from kgshard.data.dataset import Triples
@@ -23,14 +24,14 @@ from kgshard.errors import KgshardError
 from kgshard.evaluation import evaluate_on_ranks
 from kgshard.exchange import Exchange
 from kgshard.initialise import fill_initial_rows
-from kgshard.launch import num_cores
+from kgshard.launch import num_threads
 from kgshard.models.link import LinkModel
 from kgshard.optim import OPTIMIZERS
 from kgshard.partition import RowPartition
 from kgshard.progress import Progress, training_progress
 from kgshard.runs import METRICS_FILE, Run, open_run
 from kgshard.sampling import epoch_batches, num_batches
-from kgshard.start import start_run
+from kgshard.start import started_run
 from kgshard.table import ShardedTable
 from kgshard.trainer import Trainer
 
@@ -45,35 +46,45 @@ def train_rank(run: str, *, quiet: bool = False) -> dict[str, Any]:
 
 def start_and_train_rank(
     data: str, out: Path, config: TrainConfig, *, overwrite: bool = False, quiet: bool = False
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Do all of `kgshard.train` as one of the ranks that torchrun started; rank 0 prepares the data.
 
     Returns:
-        What `train_rank` returns, and "rank".
+        What `train_rank` returns, on rank 0; None elsewhere.
     """
-    with _joined(config.device) as exchange:
+    with _joined(config.device) as exchange, ExitStack() as stack:
         failure: Exception | None = None
+        folder = ""
         if exchange.rank == 0:
             try:
-                start_run(data, out, config, overwrite=overwrite)
+                run = stack.enter_context(started_run(data, out, config, overwrite=overwrite))
+                folder = str(run.folder)
             except (KgshardError, OSError) as error:
                 failure = error
-        exchange.share_failure(failure)
-        return {"rank": exchange.rank, **_train(exchange, open_run(out), config, quiet=quiet)}
+        with exchange.patiently():
+            exchange.share_failure(failure)
+        folder = exchange.gather_bytes(folder.encode())[0].decode()
+        result = _train(exchange, open_run(folder), config, quiet=quiet)
+    return with_paths(result, out) if exchange.rank == 0 else None
 
 
 def evaluate_rank(
-    run: str, *, split: str = "test", filtered: bool = True, device: str = "auto"
+    run: str,
+    *,
+    split: str = "test",
+    filtered: bool = True,
+    device: str = "auto",
+    checkpoint: str | None = None,
 ) -> dict[str, Any]:
     """Evaluate a run, as one of the ranks; see `kgshard.evaluation.evaluate_on_ranks`."""
     opened = open_run(run)
     with _joined(device) as exchange:
-        return evaluate_on_ranks(exchange, opened, split=split, filtered=filtered)
+        return evaluate_on_ranks(exchange, opened, checkpoint, split=split, filtered=filtered)
 
 
 @contextmanager
 def _joined(device_name: str) -> Iterator[Exchange]:
-    torch.set_num_threads(max(1, num_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    torch.set_num_threads(num_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     torch.set_flush_denormal(True)  # Second moments that fade away slow CPUs badly.
     with joined_exchange(choose_device(device_name)) as exchange:
         yield exchange

@@ -28,6 +28,8 @@ from kgshard.errors import DataError, UnknownEntityError, UnknownRelationError
 from kgshard.files import replacing
 
 _NUM_SUGGESTIONS = 5
+_MAX_COMPARED = 2000
+_ROW_GROUP = 1 << 16
 
 
 def label_hash(label: str) -> int:
@@ -87,6 +89,8 @@ class Vocabulary(Sequence[str]):
 
     def find(self, label: str) -> int | None:
         """Return the id of `label`, or None where there is no such label."""
+        if not isinstance(label, str):
+            raise TypeError(f"{self.kind} names are str, got {type(label).__name__}")
         if not _is_text(label):
             return None
         key = (label_hash(label), label)
@@ -126,14 +130,19 @@ class Vocabulary(Sequence[str]):
         return close or self._candidates_containing(name)[:_NUM_SUGGESTIONS]
 
     def _candidates(self, name: str) -> list[str]:
-        """Return the labels worth the slow comparison: of about the same length."""
+        """Return the labels worth the slow comparison: of about the same length, sharing most with `name`."""
         lengths = pc.utf8_length(self._labels)
         near = pc.less_equal(pc.abs(pc.subtract(lengths, len(name))), max(1, len(name) // 3))
-        labels: list[str] = self._labels.filter(near).to_pylist()
-        if len(labels) <= 20_000:
-            return labels
-        start = name[:1].casefold()
-        return [label for label in labels if label[:1].casefold() == start][:20_000]
+        labels = self._labels.filter(near)
+        if len(labels) > _MAX_COMPARED:
+            shared = np.zeros(len(labels), np.int16)
+            for start in range(max(1, min(len(name), 40) - 2)):
+                shared += pc.match_substring(labels, name[start : start + 3], ignore_case=True).to_numpy(
+                    zero_copy_only=False
+                )
+            labels = labels.take(pa.array(np.argsort(-shared, kind="stable")[:_MAX_COMPARED]))
+        candidates: list[str] = labels.to_pylist()
+        return candidates
 
     def _candidates_containing(self, name: str) -> list[str]:
         if len(name) < 3:
@@ -161,7 +170,9 @@ class Vocabulary(Sequence[str]):
             }
         )
         with replacing(path) as temporary:
-            pq.write_table(table, temporary, compression="zstd", use_dictionary=["kind"])
+            pq.write_table(
+                table, temporary, compression="zstd", use_dictionary=["kind"], row_group_size=_ROW_GROUP
+            )
 
     @staticmethod
     def load(path: Path, *, kind: str) -> Vocabulary:
@@ -178,3 +189,10 @@ class Vocabulary(Sequence[str]):
         if isinstance(labels, pa.ChunkedArray):
             labels = pa.concat_arrays(labels.chunks) if labels.num_chunks else pa.array([], pa.large_string())
         return Vocabulary(labels, table["degree"].to_numpy(), kind=kind)
+
+
+def read_labels(path: Path) -> Iterator[list[str]]:
+    """Yield the labels of a vocabulary on disk in id order, some at a time."""
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(_ROW_GROUP, columns=["label"]):
+            yield batch.column(0).to_pylist()

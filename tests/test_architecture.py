@@ -27,6 +27,8 @@ WRITES_TO_A_TEMPORARY_OF_ITS_CALLER = {
     ("kgshard.checkpoint", "_write_tensor"),
     # _build hands it a path from replacing.
     ("kgshard_tools.index.flat", "write_index"),
+    # A lock: its content only says who holds it.
+    ("kgshard.start", "_locked"),
     # Appends lines to metrics.jsonl while training runs; readers take whole lines.
     ("kgshard.training", "_log"),
 }

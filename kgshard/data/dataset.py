@@ -9,6 +9,7 @@ DATA/
 from __future__ import annotations
 
 import hashlib
+import threading
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,12 @@ from kgshard.vocabulary import Vocabulary
 
 MANIFEST = "data.json"
 SPLITS = ("train", "valid", "test")
+DATASET_NAMES = (MANIFEST, "entities.parquet", "relations.parquet", *(f"{split}.npy" for split in SPLITS))
+"""All names that kgshard writes into a prepared dataset."""
+
+# numpy parses an .npy header as Python, which CPython 3.11 cannot do in several threads at once: now and
+# then one gets a SystemError.
+_ONE_AT_A_TIME = threading.Lock()
 
 Triples = npt.NDArray[np.integer[Any]]
 """int32 or int64 [n, 3]: head, relation and tail ids of one triple a row."""
@@ -44,6 +51,9 @@ class Dataset:
     @cached_property
     def relations(self) -> Vocabulary:
         return Vocabulary.load(self.folder / "relations.parquet", kind="relation")
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
 
     @property
     def num_entities(self) -> int:
@@ -68,12 +78,19 @@ class Dataset:
             raise DataError(f"no split {split!r} (known: {', '.join(SPLITS)})")
         path = self.folder / f"{split}.npy"
         try:
-            triples: Triples = np.load(path, mmap_mode="r", allow_pickle=False)
+            with _ONE_AT_A_TIME:
+                triples: Triples = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"{path}: {error}") from error
         expected = self.info.splits[split].triples
         if triples.shape != (expected, 3):
             raise DataError(f"{path}: shape {triples.shape}, but {MANIFEST} says {expected} triples")
+        for column, limit in ((0, self.num_entities), (1, self.num_relations), (2, self.num_entities)):
+            ids = triples[:, column]
+            if len(ids) and not (ids.min() >= 0 and ids.max() < limit):
+                raise DataError(
+                    f"{path}: column {column} holds ids outside 0..{limit - 1}; the file is damaged"
+                )
         return triples
 
     def known_triples(self, *splits: str) -> Triples:
@@ -87,8 +104,12 @@ def vocabulary_sha256(entities: Vocabulary, relations: Vocabulary) -> str:
 
 
 def is_dataset(folder: Path) -> bool:
-    """Whether `folder` holds a prepared dataset."""
-    return (folder / MANIFEST).is_file()
+    """Whether `folder` holds a prepared dataset: a data.json that says so."""
+    try:
+        read_json(folder / MANIFEST, DatasetInfo)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def open_dataset(folder: Path) -> Dataset:
@@ -108,6 +129,6 @@ def clone_dataset(dataset: Dataset, folder: Path) -> Dataset:
     """Give `folder` the same dataset, without a second copy of the bytes where the file system allows it."""
     with replacing_directory(folder) as temporary:
         for source in sorted(dataset.folder.iterdir()):
-            if source.name == MANIFEST or source.suffix in {".npy", ".parquet"}:
+            if source.name in DATASET_NAMES:
                 link_or_copy(source, temporary / source.name)
     return open_dataset(folder)

@@ -171,6 +171,7 @@ def _describe(
             split: _num_with_unseen_entity(triples[split], entities.degrees) for split in ("valid", "test")
         },
         vocabulary_sha256=vocabulary_sha256(entities, relations),
+        not_read=source.not_read,
     )
 
 
@@ -198,15 +199,3 @@ def save_array(path: Path, array: npt.NDArray[Any]) -> None:
     """Write an .npy file in C order, whole or not at all."""
     with replacing(path) as temporary, temporary.open("wb") as file:
         np.save(file, np.ascontiguousarray(array), allow_pickle=False)
-
-
-def summary_lines(info: DatasetInfo) -> list[str]:
-    """Say in words what became of every line of every file."""
-    lines = [f"{info.num_entities:,} entities, {info.num_relations:,} relations"]
-    for split, counts in info.splits.items():
-        if counts.source is not None:
-            lines.append(
-                f"{split}: {counts.lines:,} lines = {counts.triples:,} triples"
-                f" + {counts.duplicates:,} duplicates + {counts.blank:,} blank"
-            )
-    return lines

@@ -86,6 +86,24 @@ def comparison_slack(metric: Metric, dim: int, query_lengths: Array, longest: fl
     return reach * reach * unit
 
 
+def is_beyond_float32(dim: int, query_lengths: Array, longest: float) -> Array:
+    """Tell where float32 comparison values may overflow, or round everything away.
+
+    There `comparison_slack` bounds nothing, and float64 must decide.
+
+    Args:
+        dim: Floats for each entity.
+        query_lengths: float64[Q], 2-norms of the queries.
+        longest: The largest 2-norm among the candidates.
+
+    Returns:
+        bool[Q].
+    """
+    reach = query_lengths + longest
+    smallest = dim * 2.0**-24 * query_lengths * longest
+    return (reach * reach > 1e30) | (smallest < 1e-30)
+
+
 def score_from_comparison(metric: Metric, value: float) -> float:
     """Return the score whose comparison value this is."""
     return -((-value) ** 0.5) if metric == "l2" else value

@@ -100,7 +100,7 @@ def test_every_command_and_option_is_in_the_docs(name: str) -> None:
     sections = [part for part in page.read_text().split("\n## ") if part.split()[0] == name]
     assert len(sections) == 1
     for parameter in command(name).params:
-        shared = parameter.name in ("as_json", "quiet", "debug")
+        shared = parameter.name in ("json", "quiet", "debug")
         if isinstance(parameter, click.Option) and not shared:
             assert any(spelling in sections[0] for spelling in parameter.opts), parameter.opts
 

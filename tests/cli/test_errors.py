@@ -84,11 +84,11 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "row out of range": (["vector", "run", "#9"], "no entity '#9'"),
     "neither head nor tail": (PREDICT, "--head"),
     "both head and tail": ([*PREDICT, "--head", "e0", "--tail", "e1"], "--tail"),
-    "k 0": ([*PREDICT, "--head", "e0", "-k", "0"], "-k must be between 1"),
-    "k below 0": (["neighbors", "run", "e0", "-k", "-3"], "-k must be between 1"),
-    "k too large": (["neighbors", "run", "e0", "-k", "1000000000"], "-k must be between 1"),
+    "k 0": ([*PREDICT, "--head", "e0", "-k", "0"], "-k must be a whole number"),
+    "k below 0": (["neighbors", "run", "e0", "-k", "-3"], "-k must be a whole number"),
+    "k too large": (["neighbors", "run", "e0", "-k", "1000000000"], "-k must be a whole number"),
     "k in words": (["neighbors", "run", "e0", "-k", "ten"], "-k"),
-    "unknown metric": (["neighbors", "run", "e0", "--metric", "euclid"], "cosine, dot, l2, l1"),
+    "unknown metric": (["neighbors", "run", "e0", "--metric", "euclid"], "'cosine', 'dot', 'l2', 'l1'"),
     **{
         f"{command} of no run": ([command, place, *more], words)
         for command, more in (

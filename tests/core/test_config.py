@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import kgshard.devices
 from kgshard.config import TrainConfig, option
 from kgshard.errors import ConfigError, UsageError
 from kgshard.models import SCORING
@@ -99,8 +100,22 @@ def test_an_odd_dim_is_refused_for_complex_models_naming_both_options() -> None:
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:1"])
-def test_known_devices_are_taken(device: str) -> None:
+def test_known_devices_are_taken(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kgshard.devices, "num_cuda_devices", lambda: 2)
     assert TrainConfig(device=device).device == device
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_a_device_that_is_not_here_is_refused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kgshard.devices, "num_cuda_devices", lambda: 0)
+    with pytest.raises(ConfigError, match=f"--optimizer-device {device}: this machine has no CUDA devices"):
+        TrainConfig(optimizer_device=device)
+
+
+@pytest.mark.parametrize("device", ["cpu:1", "auto:3", "cuda:", "cuda:x", "gpu", ""])
+def test_words_that_name_no_device_are_refused(device: str) -> None:
+    with pytest.raises(ConfigError, match="--device: unknown value"):
+        TrainConfig(device=device)
 
 
 def test_an_integer_will_do_where_a_float_is_meant() -> None:

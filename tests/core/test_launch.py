@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from runs import begun_run
 
 from kgshard import launch
 from kgshard.api import train
@@ -24,7 +25,6 @@ from kgshard.config import TrainConfig
 from kgshard.errors import ConfigError, KgshardError, RankFailureError
 from kgshard.launch import is_rank, run_on_ranks
 from kgshard.runs import Run, open_run
-from kgshard.start import start_run
 from kgshard.training import train_rank
 
 PRELUDE = """
@@ -52,7 +52,7 @@ def ranks_run(monkeypatch: pytest.MonkeyPatch) -> Script:
         popen = subprocess.Popen
 
         def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-            assert command[1:3] == ["-m", "kgshard.rank"]
+            assert command[1:4] == ["-P", "-m", "kgshard.rank"]
             started.append(popen([command[0], "-c", PRELUDE + lines, command[-1]], **options))
             return started[-1]
 
@@ -114,7 +114,7 @@ if rank == 0:
     assert first == second
     assert first["WORLD_SIZE"] == first["LOCAL_WORLD_SIZE"] == "2"
     assert int(first["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 2)
-    assert first["KGSHARD_RENDEZVOUS"].startswith("file:///")
+    assert Path(first["KGSHARD_RENDEZVOUS"]).is_absolute()
 
 
 def test_two_launches_at_once_do_not_meet(ranks_run: Script) -> None:
@@ -260,14 +260,15 @@ def test_no_ranks_are_refused_before_anything_is_written(tmp_path: Path, nproc: 
         ({}, False),
         ({"RANK": "0", "WORLD_SIZE": "2"}, False),
         ({"TORCHELASTIC_RUN_ID": "none"}, False),
-        ({"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "2"}, True),
-        ({"KGSHARD_RENDEZVOUS": "file:///x", "RANK": "0", "WORLD_SIZE": "2"}, True),
+        ({"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "2"}, False),
+        ({"MASTER_ADDR": "localhost", "RANK": "0", "WORLD_SIZE": "2"}, True),
+        ({"KGSHARD_RENDEZVOUS": "/x", "RANK": "0", "WORLD_SIZE": "2"}, True),
     ],
 )
 def test_a_rank_is_who_a_launcher_started(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: bool
 ) -> None:
-    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "KGSHARD_RENDEZVOUS"):
+    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "KGSHARD_RENDEZVOUS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -352,7 +353,7 @@ def test_torchrun_makes_the_same_bytes(graph: Path, trained_on_two_ranks: Run, t
 def test_one_rank_trains_the_same_tables(
     graph: Path, trained_on_two_ranks: Run, tmp_path: Path, denormals: None
 ) -> None:
-    run = start_run(graph, tmp_path / "run", TrainConfig.from_dict(SETTINGS))
+    run = begun_run(graph, tmp_path / "run", TrainConfig.from_dict(SETTINGS))
     train_rank(str(run.folder), quiet=True)
     np.testing.assert_allclose(losses(run), losses(trained_on_two_ranks), rtol=1e-5)
     one, two = run.checkpoint, trained_on_two_ranks.checkpoint
@@ -368,7 +369,7 @@ def test_another_run_is_noticed(
     graph: Path, trained_on_two_ranks: Run, tmp_path: Path, denormals: None
 ) -> None:
     """Negative control: a seed of its own changes losses and bytes."""
-    run = start_run(graph, tmp_path / "run", TrainConfig.from_dict(SETTINGS | {"seed": 1}))
+    run = begun_run(graph, tmp_path / "run", TrainConfig.from_dict(SETTINGS | {"seed": 1}))
     train_rank(str(run.folder), quiet=True)
     assert not np.allclose(losses(run), losses(trained_on_two_ranks), rtol=1e-5)
     name = "relation.safetensors"
@@ -397,7 +398,7 @@ except Exception as error:
 @pytest.fixture
 def endless(graph: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A launcher in its own process whose two ranks are in the midst of training; and their pids."""
-    run = start_run(graph, tmp_path / "run", TrainConfig.from_dict(SETTINGS | {"epochs": 10**8}))
+    run = begun_run(graph, tmp_path / "run", TrainConfig.from_dict(SETTINGS | {"epochs": 10**8}))
     with subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, str(run.folder)], stdout=subprocess.PIPE, text=True
     ) as process:

@@ -30,10 +30,10 @@ class ThreadExchange(Exchange):
         self.world_size = world.world_size
         self.device = torch.device("cpu")
 
-    def all_reduce(self, tensor: Tensor) -> Tensor:
+    def _sum(self, tensor: Tensor) -> Tensor:
         return torch.stack(self._world.swap(self.rank, tensor.clone())).sum(0)
 
-    def _all_gather(self, numbers: list[int]) -> list[list[int]]:
+    def _gather(self, numbers: list[int]) -> list[list[int]]:
         return self._world.swap(self.rank, numbers)
 
     def _move(self, chunks: Sequence[Tensor], counts: list[int]) -> list[Tensor]:
@@ -120,7 +120,7 @@ class GlooPool:
             AssertionError: A rank failed; with its traceback.
         """
         self._num_worlds += 1
-        meeting = f"file://{folder}/rendezvous-{self._num_worlds}"
+        meeting = f"{folder}/rendezvous-{self._num_worlds}"
         for rank in range(world_size):
             self._pipes[rank].send((rank, world_size, meeting, function, arguments))
         replies = [self._pipes[rank].recv() for rank in range(world_size)]

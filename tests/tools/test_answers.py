@@ -325,7 +325,7 @@ def test_k_out_of_range_says_the_range(cases: Callable[[str, str], Case], k: int
         lambda: trained.most_similar("e1", k),
     ]
     for question in questions:
-        with pytest.raises(ConfigError, match=f"between 1 and 1,000,000, got {k}"):
+        with pytest.raises(ConfigError, match=f"a whole number from 1 to 1,000,000, got {k}"):
             question()
 
 

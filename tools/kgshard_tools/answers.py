@@ -6,10 +6,10 @@ asked alone, in a batch, or found among all entities.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,9 @@ import numpy.typing as npt
 from kgshard.api import evaluate
 from kgshard.data.dataset import SPLITS
 from kgshard.errors import ConfigError, NonFiniteError
+from kgshard.files import AnyPath
 from kgshard.known import known_answers
-from kgshard.models.link import Side
+from kgshard.models.link import SIDES, Side
 from kgshard.models.metric import score_pairs
 from kgshard.shards import Floats
 from kgshard.vocabulary import Vocabulary
@@ -35,7 +36,7 @@ MAX_K = 1_000_000
 class TrainedModel:
     """What a run learned, with the labels of its graph. Tables stay on disk, memory-mapped."""
 
-    def __init__(self, run: str | Path) -> None:
+    def __init__(self, run: AnyPath) -> None:
         """Open a run's newest checkpoint, or one of its checkpoint folders."""
         self._stored = open_stored(run)
         self.link_model = self._stored.model
@@ -68,11 +69,19 @@ class TrainedModel:
     def __contains__(self, name: object) -> bool:
         return name in self.entities
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entities)
+
+    def __fspath__(self) -> str:
+        return str(self._stored.run.folder)
+
     def __len__(self) -> int:
         return self.link_model.num_entities
 
     def vectors(self, names: Iterable[str]) -> Floats:
         """Return float32[n, dim]: the vectors of entities, in the order asked."""
+        if isinstance(names, str):
+            raise TypeError(f"vectors takes several names; for one use model[{names!r}]")
         return self._table.gather(self.entities.ids_of(names))
 
     def to_numpy(self) -> tuple[Floats, Floats]:
@@ -90,9 +99,9 @@ class TrainedModel:
             k: How many; fewer come back where there are no more.
             metric: cosine (in [-1, 1]; with a row of zeros it is 0), dot, l2 or l1 (negative distances).
         """
-        _check_k(k)
+        k = _checked(k)
         if metric not in SIMILARITIES:
-            raise ConfigError(f"metric: unknown value {metric!r} (known: {', '.join(SIMILARITIES)})")
+            raise ConfigError(f"--metric: unknown value {metric!r} (known: {', '.join(SIMILARITIES)})")
         entity = self.entities.id_of(name)
         query = self._table.gather([entity]).astype(np.float64)
         if metric == "cosine":
@@ -126,6 +135,8 @@ class TrainedModel:
             side: Score as when this side is asked for. With reciprocal relations the two differ.
         """
         heads, tails = (self.entities.ids_of(triple[end] for triple in triples) for end in (0, 2))
+        if side not in SIDES:
+            raise ConfigError(f"side: unknown value {side!r} (known: {', '.join(SIDES)})")
         relations = self.relations.ids_of(triple[1] for triple in triples)
         anchors, answers = (heads, tails) if side == "tail" else (tails, heads)
         queries = self._queries(side, anchors, relations)
@@ -136,13 +147,19 @@ class TrainedModel:
 
     def evaluate(self, split: str = "test", *, filtered: bool = True, nproc_per_node: int = 1) -> Evaluation:
         """Rank a split's triples among all entities; see `kgshard.evaluate`."""
-        folder = self._stored.run.folder
-        return Evaluation(evaluate(folder, split=split, filtered=filtered, nproc_per_node=nproc_per_node))
+        result = evaluate(
+            self._stored.run.folder,
+            split=split,
+            filtered=filtered,
+            nproc_per_node=nproc_per_node,
+            checkpoint=self._stored.checkpoint.folder.name,
+        )
+        return Evaluation(result)
 
     def _predict(
         self, side: Side, anchor_name: str, relation_name: str, k: int, *, with_known: bool
     ) -> Answers:
-        _check_k(k)
+        k = _checked(k)
         anchor, relation = self.entities.id_of(anchor_name), self.relations.id_of(relation_name)
         query = self._queries(side, np.array([anchor]), np.array([relation]))[0]
         if not np.isfinite(query).all():
@@ -174,7 +191,8 @@ class TrainedModel:
     def _queries(self, side: Side, anchors: Ids, relations: Ids) -> npt.NDArray[np.float64]:
         rows = self._stored.checkpoint.relations.gather(self.link_model.relation_row(side, relations))
         anchor_rows = self._table.gather(anchors)
-        return self.link_model.queries(side, anchor_rows.astype(np.float64), rows.astype(np.float64))
+        with np.errstate(over="ignore", invalid="ignore"):  # Who asks checks that it is finite.
+            return self.link_model.queries(side, anchor_rows.astype(np.float64), rows.astype(np.float64))
 
     def _answers(self, query: dict[str, Any], ids: Ids, scores: Scores, splits: dict[int, str]) -> Answers:
         """Name the answers; `splits` tells which of them are known, and from where."""
@@ -210,12 +228,14 @@ class TrainedModel:
         return FlatIndex(found, self._table, labels=self.entities)
 
 
-def _check_k(k: int) -> None:
-    if not 1 <= k <= MAX_K:
-        raise ConfigError(f"-k must be between 1 and {MAX_K:,}, got {k}")
+def _checked(k: SupportsIndex) -> int:
+    """Return how many answers are wanted, as an int."""
+    if isinstance(k, bool) or not hasattr(k, "__index__") or not 1 <= operator.index(k) <= MAX_K:
+        raise ConfigError(f"-k must be a whole number from 1 to {MAX_K:,}, got {k!r}")
+    return operator.index(k)
 
 
-def load(run: str | Path) -> TrainedModel:
+def load(run: AnyPath) -> TrainedModel:
     """Open a run for questions; nothing is loaded until it is needed.
 
     Raises:

@@ -7,6 +7,7 @@ stdout carries results, stderr progress and errors. Exit codes: 0 done, 1 failed
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from importlib import import_module
 
 import click
 
-from kgshard.errors import KgshardError, RankFailureError, UsageError
+from kgshard.errors import KgshardError, RankFailureError, UsageError, wants_traceback
 from kgshard.launch import is_rank
 from kgshard_tools.stdout import reader_may_leave
 
@@ -41,6 +42,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
+        if is_rank() and cmd_name != "train":
+            raise click.UsageError(f"torchrun is for kgshard train; {cmd_name} starts ranks of its own")
         module = import_module(f"kgshard_tools.commands.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
@@ -65,6 +68,8 @@ def cli(debug: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
+    if not is_rank():
+        signal.signal(signal.SIGTERM, _terminate)
     sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
 
 
@@ -84,8 +89,7 @@ def run(arguments: list[str]) -> int:
         _say(error.format_message(), error)
         return error.exit_code
     except KgshardError as error:
-        # Under a launcher every rank meets the user's mistake; one of them speaks.
-        if not (is_rank() and os.environ["RANK"] != "0" and isinstance(error, UsageError | RankFailureError)):
+        if not _is_said_elsewhere(error):
             _say(str(error), error)
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
@@ -97,8 +101,19 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
+def _is_said_elsewhere(error: KgshardError) -> bool:
+    """Under torchrun every rank meets the user's mistake, and one rank's failure; one of them speaks."""
+    other_speaks = isinstance(error, UsageError) or (isinstance(error, RankFailureError) and error.told)
+    return is_rank() and os.environ["RANK"] != "0" and other_speaks
+
+
+def _terminate(signal_number: int, frame: object) -> None:
+    """End a command on SIGTERM as on Ctrl-C: what is half written is removed on the way out."""
+    raise SystemExit(128 + signal_number)
+
+
 def _say(message: str, error: Exception | None) -> None:
-    if error is not None and os.environ.get("KGSHARD_DEBUG"):
+    if error is not None and wants_traceback():
         traceback.print_exception(error)
     one_line = message.replace("\r", "\\r").replace("\n", "\\n")
     click.echo(f"Error: {one_line}", err=True)

@@ -14,16 +14,26 @@ from typing import BinaryIO
 from safetensors import safe_open
 
 from kgshard.errors import RunError
-from kgshard.files import copy_bytes, link_or_copy, replacing, replacing_directory, write_json
+from kgshard.files import (
+    AnyPath,
+    check_replaceable,
+    copy_bytes,
+    link_or_copy,
+    replacing,
+    replacing_directory,
+    write_json,
+)
 from kgshard.runs import MANIFEST_FILE
 from kgshard.shards import StoredTable, header_bytes
-from kgshard_tools.stored import CONFIG_FILE, Stored, is_empty_or_absent, is_ours, open_stored
+from kgshard_tools.stored import CONFIG_FILE, Stored, is_ours, open_stored
 from kgshard_tools.written import Written, total_bytes
 
 MODEL_FILE = "model.safetensors"
+_LABEL_FILES = ("entities.parquet", "relations.parquet")
+_NAMES = (MODEL_FILE, CONFIG_FILE, *_LABEL_FILES)
 
 
-def merge_shards(source: str | Path, out: str | Path | None = None, *, verify: bool = False) -> Written:
+def merge_shards(source: AnyPath, out: AnyPath | None = None, *, verify: bool = False) -> Written:
     """Write the entity and relation tables of a checkpoint to one safetensors file, in row order.
 
     Args:
@@ -49,7 +59,7 @@ def merge_shards(source: str | Path, out: str | Path | None = None, *, verify: b
             _write_model(stored, temporary)
         files, size = [str(out)], out.stat().st_size
     else:
-        _check_replaceable(out)
+        check_replaceable(out, ours=is_ours(out, "merged", True), names=_NAMES, what="a merged model")
         with replacing_directory(out) as temporary:
             _write_folder(stored, temporary)
         files, size = [str(path) for path in sorted(out.iterdir())], total_bytes(out)
@@ -63,15 +73,10 @@ def _check_file(out: Path) -> None:
         raise RunError(f"{out}: lies in a checkpoint, whose shards it could replace; choose another folder")
 
 
-def _check_replaceable(out: Path) -> None:
-    if not is_empty_or_absent(out) and not is_ours(out, "merged", True):
-        raise RunError(f"{out}: exists and is not a merged model; choose another name")
-
-
 def _write_folder(stored: Stored, folder: Path) -> None:
     _write_model(stored, folder / MODEL_FILE)
     write_json(folder / CONFIG_FILE, {**stored.config(), "merged": True})
-    for name in ("entities.parquet", "relations.parquet"):
+    for name in _LABEL_FILES:
         link_or_copy(stored.dataset.folder / name, folder / name)
 
 

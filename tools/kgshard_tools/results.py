@@ -9,6 +9,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 
+def shown(label: str) -> str:
+    """Return a label as a terminal may show it: characters that would steer the terminal are escaped."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in label)
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One entity that answers a question."""
@@ -56,10 +61,11 @@ class Answers:
 
     def lines(self) -> list[str]:
         """Return a table, one line an answer."""
-        width = max((len(answer.label) for answer in self.results), default=0)
+        labels = [shown(answer.label) for answer in self.results]
+        width = max(map(len, labels), default=0)
         return [
-            f"{answer.rank:4}  {answer.label:<{width}}  {answer.score:10.4f}  {answer.note}".rstrip()
-            for answer in self.results
+            f"{answer.rank:4}  {label:<{width}}  {answer.score:10.4f}  {answer.note}".rstrip()
+            for answer, label in zip(self.results, labels, strict=True)
         ]
 
     def __repr__(self) -> str:

@@ -19,16 +19,20 @@ import numpy as np
 import numpy.typing as npt
 
 from kgshard.errors import NonFiniteError
-from kgshard.models.metric import Metric, compare_pairs, comparison_slack, score_from_comparison
-from kgshard.shards import Floats, StoredTable
+from kgshard.models.metric import (
+    Metric,
+    compare_pairs,
+    comparison_slack,
+    is_beyond_float32,
+    score_from_comparison,
+)
+from kgshard.shards import Floats, StoredTable, first_non_finite
 
 Ids = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float64]
 
 _SPARE = 32
 """Candidates fetched beyond k at first."""
-_LARGEST, _SMALLEST = 1e30, 1e-30
-"""Comparison values and error bounds that float32 can be trusted with."""
 _BLOCK_ROWS = 16384
 
 
@@ -77,9 +81,9 @@ class CandidateSource(ABC):
             NonFiniteError: One of them is NaN or infinite.
         """
         rows = self.table.gather(ids).astype(np.float64)
-        finite = np.isfinite(rows).all(axis=1)
-        if not finite.all():
-            raise self.not_finite(int(ids[np.argmin(finite)]))
+        bad = first_non_finite(rows)
+        if bad is not None:
+            raise self.not_finite(int(ids[bad]))
         return unit_rows(rows) if self.normalized else rows
 
     def not_finite(self, row: int) -> NonFiniteError:
@@ -105,7 +109,9 @@ def search(source: CandidateSource, query: Scores, k: int, excluded: Ids) -> tup
     k = min(k, num_left)
     count = k + _SPARE
     while count < num_left:
-        fetched = source.fetch(query.astype(np.float32), count, excluded)
+        with np.errstate(over="ignore"):  # `_slack` sees to that.
+            narrow = query.astype(np.float32)
+        fetched = source.fetch(narrow, count, excluded)
         slack = _slack(source.metric, query, fetched.longest)
         if slack is None:
             break
@@ -119,10 +125,10 @@ def search(source: CandidateSource, query: Scores, k: int, excluded: Ids) -> tup
 
 def _slack(metric: Metric, query: Scores, longest: float) -> float | None:
     """Return how far a float32 comparison value may be off, or None where that cannot be told."""
-    length = float(np.linalg.norm(query))
-    reach = length * longest if metric == "dot" else (length + longest) ** 2
-    slack = float(comparison_slack(metric, len(query), np.array([length]), longest)[0])
-    return slack if max(reach, length, longest) <= _LARGEST and slack >= _SMALLEST else None
+    length = np.array([np.linalg.norm(query)])
+    if is_beyond_float32(len(query), length, longest)[0]:
+        return None
+    return float(comparison_slack(metric, len(query), length, longest)[0])
 
 
 def _best(source: CandidateSource, query: Scores, k: int, ids: Ids) -> tuple[Ids, Scores]:
@@ -168,9 +174,9 @@ class Scan(CandidateSource):
     def _compare(self, query: Floats, rows: Floats, block: range) -> tuple[Floats, float]:
         """Return comparison values float32[n], and the largest 2-norm of what was compared."""
         lengths = np.linalg.norm(rows, axis=1)
-        finite = np.isfinite(lengths)
-        if not finite.all() and not np.isfinite(rows).all():
-            raise self.not_finite(block.start + int(np.argmin(np.isfinite(rows).all(axis=1))))
+        bad = first_non_finite(rows) if not np.isfinite(lengths).all() else None
+        if bad is not None:
+            raise self.not_finite(block.start + bad)
         if self.normalized:
             if not ((lengths > 1e-15) & (lengths < 1e15)).all():
                 # Squares of these leave float32.

@@ -8,9 +8,10 @@ from typing import Any
 
 from kgshard.data.dataset import Dataset
 from kgshard.errors import RunError
-from kgshard.files import read_json
+from kgshard.files import AnyPath, read_json
 from kgshard.models.link import LinkModel
-from kgshard.runs import MANIFEST_FILE, Checkpoint, Run, is_run, open_checkpoint, open_run
+from kgshard.runs import MANIFEST_FILE, Checkpoint, Run, is_run, open_run
+from kgshard.shards import TABLE_DTYPES
 
 CONFIG_FILE = "config.json"
 CONFIG_FORMAT = 1
@@ -37,7 +38,7 @@ class Stored:
             "model_type": "kgshard",
             "architectures": [self.model.name],
             **self.model.to_dict(),
-            "torch_dtype": {"F32": "float32", "BF16": "bfloat16"}[self.checkpoint.entities.dtype],
+            "torch_dtype": TABLE_DTYPES[self.checkpoint.entities.dtype][1],
             "kgshard_format": CONFIG_FORMAT,
             "step": self.checkpoint.step,
             "run_id": self.run.info.id,
@@ -45,7 +46,7 @@ class Stored:
         }
 
 
-def open_stored(path: str | Path) -> Stored:
+def open_stored(path: AnyPath) -> Stored:
     """Open a run's newest checkpoint, or the checkpoint folder of a run.
 
     Raises:
@@ -60,14 +61,7 @@ def open_stored(path: str | Path) -> Stored:
         raise RunError(f"{path}: neither a run (run.json) nor a checkpoint ({MANIFEST_FILE})")
     folder = path.resolve()
     run = open_run(folder.parent.parent)
-    checkpoint = open_checkpoint(folder)
-    run.check_belongs(checkpoint)
-    return Stored(run, checkpoint)
-
-
-def is_empty_or_absent(folder: Path) -> bool:
-    """Whether nothing would be lost by writing a folder there."""
-    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    return Stored(run, run.open_checkpoint(folder.name))
 
 
 def is_ours(folder: Path, key: str, value: object) -> bool:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from kgshard.data import prepare as module
 from kgshard.data.dataset import Dataset, clone_dataset, open_dataset
-from kgshard.data.prepare import first_occurrences, prepare, summary_lines
+from kgshard.data.prepare import first_occurrences, prepare
 from kgshard.data.readers import read_triples
 from kgshard.data.sources import Source, find_source
 from kgshard.errors import DataError
@@ -273,7 +273,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_report_says_what_became_of_every_line(tmp_path: Path) -> None:
     dataset = prepared(tmp_path, train="a\tr\tb\n\na\tr\tb\nb\tr\ta\n", test="a\tr\ta\n")
-    assert summary_lines(dataset.info) == [
+    assert dataset.info.lines() == [
         "2 entities, 1 relations",
         "train: 4 lines = 2 triples + 1 duplicates + 1 blank",
         "test: 1 lines = 1 triples + 0 duplicates + 0 blank",

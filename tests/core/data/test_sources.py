@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kgshard.data.prepare import prepare
 from kgshard.data.sources import Source, bundled_graphs, find_source
 from kgshard.errors import DataError
 
@@ -99,5 +100,11 @@ def test_a_folder_of_that_name_comes_before_a_bundled_graph(
 
 
 def test_a_prepared_dataset_is_handed_back_as_it_is(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, "train.tsv", "data.json")
-    assert find_source(folder) == folder
+    prepare(Source("graph", {"train": folder_of(tmp_path, "train.tsv") / "train.tsv"}), tmp_path / "data")
+    assert find_source(tmp_path / "data") == tmp_path / "data"
+
+
+def test_a_folder_with_somebody_elses_data_json_is_a_source(tmp_path: Path) -> None:
+    source = find_source(folder_of(tmp_path, "train.tsv", "data.json"))
+    assert isinstance(source, Source)
+    assert source.not_read == ["data.json"]

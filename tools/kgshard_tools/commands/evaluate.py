@@ -34,4 +34,4 @@ def command(run: Path, split: str, filtered: bool, device: str, nproc_per_node: 
     from kgshard_tools.results import Evaluation
 
     result = evaluate(run, split=split, filtered=filtered, nproc_per_node=nproc_per_node, device=device)
-    output.result(result, Evaluation(result).lines())
+    output.result(result, Evaluation(result).lines(), is_answer=True)

@@ -14,16 +14,17 @@ from kgshard_tools.commands.output import Output, output_options, run_argument
 @click.option(
     "--for",
     "purpose",
+    type=click.Choice(["links", "neighbors", "both"]),
     default="both",
+    envvar="KGSHARD_INDEX_FOR",
     show_default=True,
-    metavar="links|neighbors|both",
     help="Which questions to answer.",
 )
 @click.option(
-    "--type", "index_type", default="auto", show_default=True, metavar="auto|flat", help="Kind of index."
+    "--type", type=click.Choice(["auto", "flat"]), default="auto", show_default=True, help="Kind of index."
 )
 @output_options
-def command(run: Path, purpose: str, index_type: str, output: Output) -> None:
+def command(run: Path, purpose: str, type: str, output: Output) -> None:
     """Build FAISS indexes of a run.
 
     Straight from its shards, block by block. The metric of the links index is the model's, so the same
@@ -31,5 +32,5 @@ def command(run: Path, purpose: str, index_type: str, output: Output) -> None:
     """
     from kgshard_tools.index import build_index
 
-    written = build_index(run, purpose, type=index_type)
+    written = build_index(run, purpose, type=type)
     output.result(written.to_dict(), written.lines())

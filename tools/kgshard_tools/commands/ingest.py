@@ -12,8 +12,9 @@ from kgshard_tools.commands.output import Output, output_options
 @click.command("ingest", epilog="Example: kgshard ingest ./fb15k-237 -o data/fb15k-237")
 @click.argument("source")
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="The folder to write.")
+@click.option("--overwrite", is_flag=True, help="Replace a prepared dataset that is there already.")
 @output_options
-def command(source: str, out: Path, output: Output) -> None:
+def command(source: str, out: Path, overwrite: bool, output: Output) -> None:
     """Turn triples into a prepared dataset.
 
     SOURCE is a folder with train, valid and test files (head TAB relation TAB tail; .tsv or .txt, also
@@ -23,15 +24,14 @@ def command(source: str, out: Path, output: Output) -> None:
 
     import msgspec
 
-    from kgshard.data.prepare import summary_lines
     from kgshard.start import ingest
     from kgshard_tools.written import Written, total_bytes
 
     began = time.monotonic()
-    dataset = ingest(source, out)
+    dataset = ingest(source, out, overwrite=overwrite)
     files = [str(path) for path in sorted(out.iterdir())]
     written = Written(files, dataset.num_entities, total_bytes(out), time.monotonic() - began)
     output.result(
         {**written.to_dict(), "info": msgspec.to_builtins(dataset.info)},
-        [*summary_lines(dataset.info), str(out)],
+        [*dataset.info.lines(), str(out)],
     )

@@ -14,7 +14,11 @@ from kgshard_tools.commands.output import Output, output_options, run_argument
 @click.argument("name")
 @click.option("-k", "k", type=int, default=10, show_default=True, help="How many neighbours.")
 @click.option(
-    "--metric", default="cosine", show_default=True, metavar="cosine|dot|l2|l1", help="How to compare."
+    "--metric",
+    type=click.Choice(["cosine", "dot", "l2", "l1"]),
+    default="cosine",
+    show_default=True,
+    help="How to compare.",
 )
 @output_options
 def command(run: Path, name: str, k: int, metric: str, output: Output) -> None:
@@ -25,4 +29,4 @@ def command(run: Path, name: str, k: int, metric: str, output: Output) -> None:
     from kgshard_tools.answers import load
 
     answers = load(run).most_similar(name, k, metric=metric)  # type: ignore[arg-type]  # checked there
-    output.result(answers.to_dict(), answers.lines())
+    output.result(answers.to_dict(), answers.lines(), is_answer=True)

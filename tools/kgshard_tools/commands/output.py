@@ -22,12 +22,12 @@ class Output:
     json: bool
     quiet: bool
 
-    def result(self, value: dict[str, Any], lines: Iterable[str]) -> None:
-        """Print one JSON object, or lines for people."""
+    def result(self, value: dict[str, Any], lines: Iterable[str], *, is_answer: bool = False) -> None:
+        """Print one JSON object, or lines for people; --quiet leaves out lines that answer no question."""
         with reader_may_leave():
             if self.json:
                 click.echo(json.dumps(value, ensure_ascii=False))
-            elif not self.quiet:
+            elif is_answer or not self.quiet:
                 for line in lines:
                     click.echo(line)
 
@@ -35,12 +35,12 @@ class Output:
 def output_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add --json, --quiet and --debug to a command, which gets them as `output`."""
 
-    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+    @click.option("--json", is_flag=True, help="Print one JSON object.")
     @click.option("-q", "--quiet", is_flag=True, help="Print no progress and no summary.")
     @click.option("--debug", is_flag=True, expose_value=False, callback=_set_debug, help="Show tracebacks.")
     @functools.wraps(function)
-    def wrapped(*args: Any, as_json: bool, quiet: bool, **kwargs: Any) -> None:
-        function(*args, output=Output(json=as_json, quiet=quiet), **kwargs)
+    def wrapped(*args: Any, quiet: bool, **kwargs: Any) -> None:
+        function(*args, output=Output(json=kwargs.pop("json"), quiet=quiet), **kwargs)
 
     return wrapped
 

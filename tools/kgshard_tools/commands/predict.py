@@ -35,4 +35,4 @@ def command(
         answers = model.predict_tails(head, relation, k, known=known)
     else:
         answers = model.predict_heads(relation, str(tail), k, known=known)
-    output.result(answers.to_dict(), answers.lines())
+    output.result(answers.to_dict(), answers.lines(), is_answer=True)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from kgshard.config import CORRUPTIONS, DEVICES, OPTIMIZER_NAMES, TrainConfig
-from kgshard.launch import check_nproc, is_rank
+from kgshard.launch import is_rank
 from kgshard_tools.commands.output import Output, nproc_option, output_options
 
 _Decorator = Callable[[Callable[..., None]], Callable[..., None]]
@@ -51,7 +51,7 @@ def _setting(name: str, help: str, *, known: tuple[str, ...] = ()) -> _Decorator
 @_setting("device", "Where tables live.", known=DEVICES)
 @_setting("optimizer_device", "Where optimizer state lives; auto is beside the table.", known=DEVICES)
 @nproc_option("Ranks on this machine. The result does not depend on it, but for float rounding.")
-@click.option("--overwrite", is_flag=True, help="Replace a run that is there already.")
+@click.option("--overwrite", is_flag=True, help="Replace a finished run, once the new one is.")
 @output_options
 def command(
     data: str, out: Path, nproc_per_node: int, overwrite: bool, output: Output, **settings: Any
@@ -61,27 +61,19 @@ def command(
     DATA is a prepared dataset, a folder with train, valid and test files, or the name of a bundled
     graph (world).
     """
-    check_nproc(nproc_per_node)
+    config = TrainConfig.from_dict(settings)
     if is_rank():
-        _train_as_rank(data, out, overwrite, output, settings)
-        return
-    from kgshard.api import train_with_result
+        from kgshard.training import start_and_train_rank
 
-    _, result = train_with_result(
-        data, out=out, nproc_per_node=nproc_per_node, overwrite=overwrite, quiet=output.quiet, **settings
-    )
-    _say(result, output)
+        if nproc_per_node != 1:
+            raise click.UsageError("under torchrun, torchrun's own --nproc-per-node says how many ranks")
+        result = start_and_train_rank(data, out, config, overwrite=overwrite, quiet=output.quiet)
+    else:
+        from kgshard.api import train_config
 
-
-def _train_as_rank(data: str, out: Path, overwrite: bool, output: Output, settings: dict[str, Any]) -> None:
-    """Do what one rank does that torchrun started."""
-    from kgshard.training import start_and_train_rank
-
-    result = start_and_train_rank(
-        data, out, TrainConfig.from_dict(settings), overwrite=overwrite, quiet=output.quiet
-    )
-    if result["rank"] == 0:
-        _say({key: value for key, value in result.items() if key != "rank"}, output)
+        result = train_config(data, out, config, nproc_per_node, overwrite=overwrite, quiet=output.quiet)
+    if result is not None:
+        _say(result, output)
 
 
 def _say(result: dict[str, Any], output: Output) -> None:

@@ -25,4 +25,4 @@ def command(run: Path, name: str, output: Output) -> None:
     values = [float(value) for value in model[name]]
     result = {"label": model.entities[entity], "id": entity, "vector": values}
     # Nine digits keep every float32 apart.
-    output.result(result, (f"{value:.9g}" for value in values))
+    output.result(result, (f"{value:.9g}" for value in values), is_answer=True)

@@ -7,19 +7,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from kgshard.errors import ConfigError, RunError
-from kgshard.files import replacing_directory, write_json
+from kgshard.errors import ConfigError
+from kgshard.files import AnyPath, check_replaceable, replacing_directory, write_json
+from kgshard_tools.export.numpy import NAMES as numpy_names
 from kgshard_tools.export.numpy import write_numpy
-from kgshard_tools.stored import CONFIG_FILE, Stored, is_empty_or_absent, is_ours, open_stored
+from kgshard_tools.stored import CONFIG_FILE, Stored, is_ours, open_stored
 from kgshard_tools.written import Written, total_bytes
 
-WRITERS: dict[str, Callable[[Stored, Path], list[str]]] = {"numpy": write_numpy}
-"""Format name to a function that fills a folder and returns what its reader should know."""
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """One format."""
+
+    fill: Callable[[Stored, Path], list[str]]
+    """Fills a folder; returns what its reader should know."""
+    names: tuple[str, ...]
+    """All names it writes there."""
 
 
-def export(source: str | Path, format: str, out: str | Path | None = None) -> Written:
+WRITERS: dict[str, Writer] = {"numpy": Writer(write_numpy, numpy_names)}
+"""Every format by the name that `--format` takes."""
+
+
+def export(source: AnyPath, format: str, out: AnyPath | None = None) -> Written:
     """Write a run's tables and labels in another program's format, straight from the shards.
 
     Args:
@@ -36,16 +49,13 @@ def export(source: str | Path, format: str, out: str | Path | None = None) -> Wr
         raise ConfigError(f"--format: unknown value {format!r} (known: {', '.join(WRITERS)})")
     stored = open_stored(source)
     out = Path(out) if out is not None else stored.run.folder / f"export-{format}"
-    _check_replaceable(out, format)
+    writer = WRITERS[format]
+    ours = is_ours(out, "export_format", format)
+    check_replaceable(out, ours=ours, names=(CONFIG_FILE, *writer.names), what=f"an export to {format}")
     with replacing_directory(out) as temporary:
-        notes = WRITERS[format](stored, temporary)
+        notes = writer.fill(stored, temporary)
         write_json(
             temporary / CONFIG_FILE, {**stored.config(), "export_format": format, "row_is_label": True}
         )
     files = [str(path) for path in sorted(out.iterdir())]
     return Written(files, stored.model.num_entities, total_bytes(out), time.monotonic() - began, notes)
-
-
-def _check_replaceable(out: Path, format: str) -> None:
-    if not is_empty_or_absent(out) and not is_ours(out, "export_format", format):
-        raise RunError(f"{out}: exists and is not an export to {format}; choose another folder")

@@ -22,8 +22,16 @@ import numpy as np
 
 from kgshard.files import link_or_copy, replacing
 from kgshard.shards import StoredTable
+from kgshard.vocabulary import read_labels
 from kgshard_tools.merge import copy_rows
 from kgshard_tools.stored import Stored
+
+_VOCABULARIES = ("entities", "relations")
+NAMES = (
+    *(f"{name}.{ending}" for name in _VOCABULARIES for ending in ("npy", "txt", "parquet")),
+    "inverse_relations.npy",
+)
+"""All names this format writes."""
 
 
 def write_numpy(stored: Stored, folder: Path) -> list[str]:
@@ -35,9 +43,10 @@ def write_numpy(stored: Stored, folder: Path) -> list[str]:
     if stored.model.reciprocal:
         inverses = range(num_relations, stored.model.num_relation_rows)
         _write_rows(relations, inverses, folder / "inverse_relations.npy")
-    for name, vocabulary in (("entities", stored.dataset.entities), ("relations", stored.dataset.relations)):
-        _write_labels(vocabulary, folder / f"{name}.txt")
-        link_or_copy(stored.dataset.folder / f"{name}.parquet", folder / f"{name}.parquet")
+    for name in _VOCABULARIES:
+        vocabulary = stored.dataset.folder / f"{name}.parquet"
+        _write_labels(read_labels(vocabulary), folder / f"{name}.txt")
+        link_or_copy(vocabulary, folder / f"{name}.parquet")
     notes = [
         "import numpy, pyarrow.parquet",
         'entities = numpy.load("entities.npy", mmap_mode="r")',
@@ -64,7 +73,8 @@ def _write_widened(table: StoredTable, rows: range, file: BinaryIO) -> None:
         file.write(np.ascontiguousarray(values, "<f4").data)
 
 
-def _write_labels(labels: Iterable[str], path: Path) -> None:
+def _write_labels(blocks: Iterable[list[str]], path: Path) -> None:
     with replacing(path) as temporary, temporary.open("wb") as file:
-        for label in labels:
-            file.write(label.replace("\\", "\\\\").replace("\n", "\\n").encode() + b"\n")
+        for labels in blocks:
+            for label in labels:
+                file.write(label.replace("\\", "\\\\").replace("\n", "\\n").encode() + b"\n")

@@ -19,10 +19,13 @@ from typing import Any, Literal
 import numpy as np
 
 from kgshard.errors import ConfigError, NonFiniteError, RunError
-from kgshard.files import file_sha256, read_json, replacing, write_json
+from kgshard.files import AnyPath, file_sha256, read_json, replacing, write_json
 from kgshard.models.metric import Metric
 from kgshard.records import IndexFile, IndexInfo
-from kgshard_tools.stored import Stored, open_stored
+from kgshard.runs import open_run
+from kgshard.shards import first_non_finite
+from kgshard_tools.search import unit_rows
+from kgshard_tools.stored import Stored
 from kgshard_tools.written import Written
 
 SIDECAR = "index.json"
@@ -32,7 +35,7 @@ Purpose = Literal["links", "neighbors"]
 PURPOSES: tuple[Purpose, Purpose] = ("links", "neighbors")
 
 
-def build_index(run: str | Path, purpose: str = "both", *, type: str = "auto") -> Written:
+def build_index(run: AnyPath, purpose: str = "both", *, type: str = "auto") -> Written:
     """Build the indexes of a run's newest checkpoint, block by block: memory is that of the index.
 
     Args:
@@ -50,16 +53,25 @@ def build_index(run: str | Path, purpose: str = "both", *, type: str = "auto") -
         raise ConfigError(f"--for: unknown value {purpose!r} (known: {', '.join(PURPOSES)}, both)")
     if type not in TYPES:
         raise ConfigError(f"--type: unknown value {type!r} (known: {', '.join(TYPES)})")
-    stored = open_stored(run)
-    folder = stored.run.folder / "index"
+    opened = open_run(run)
+    stored = Stored(opened, opened.checkpoint)
+    folder = opened.folder / "index"
     folder.mkdir(exist_ok=True)
-    indexes = dict(_indexes(folder))
+    indexes = _other_indexes(folder)
     for each in purposes:
         indexes[each] = _build(stored, each, folder)
     write_json(folder / SIDECAR, IndexFile(indexes=indexes))
     files = [str(folder / indexes[each].file) for each in purposes]
     size = sum(indexes[each].bytes for each in purposes)
     return Written([*files, str(folder / SIDECAR)], stored.model.num_entities, size, time.monotonic() - began)
+
+
+def _other_indexes(folder: Path) -> dict[str, IndexInfo]:
+    """Return what is indexed already; a damaged sidecar is about to be replaced, so nothing of it."""
+    try:
+        return dict(_indexes(folder))
+    except RunError:
+        return {}
 
 
 def _indexes(folder: Path) -> dict[str, IndexInfo]:
@@ -79,15 +91,14 @@ def _build(stored: Stored, purpose: Purpose, folder: Path) -> IndexInfo:
     metric: Metric = stored.model.metric if purpose == "links" else "dot"
     index, longest = new_index(metric, table.dim), 0.0
     for block, rows in table.blocks():
-        finite = np.isfinite(rows).all(axis=1)
-        if not finite.all():
-            entity = block.start + int(np.argmin(finite))
+        bad = first_non_finite(rows)
+        if bad is not None:
+            entity = block.start + bad
             label = stored.dataset.entities[entity]
             raise NonFiniteError(f"{stored.run.folder}: entity {entity} ({label!r}) is not finite")
-        lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
         if purpose == "neighbors":
-            rows = (rows / np.where(lengths > 0, lengths, 1)[:, None]).astype(np.float32)
-            lengths = np.ones(len(rows))
+            rows = unit_rows(rows.astype(np.float64)).astype(np.float32)
+        lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
         index.add(np.ascontiguousarray(rows, np.float32))
         longest = max(longest, float(lengths.max()))
     path = folder / f"{purpose}.faiss"

@@ -7,6 +7,7 @@ and says nothing useful about a query of the wrong width. Callers see comparison
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,15 @@ def new_index(metric: Metric, dim: int) -> Any:
 
 
 def write_index(index: Any, path: Path) -> None:
-    """Write an index to `path`."""
-    faiss.write_index(index, str(path))
+    """Write an index to `path`.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    try:
+        faiss.write_index(index, str(path))
+    except RuntimeError as error:
+        raise OSError(errno.EIO, "FAISS could not write the index (disk full?)", str(path)) from error
 
 
 class FlatIndex(CandidateSource):
@@ -45,7 +53,8 @@ class FlatIndex(CandidateSource):
         normalized = found.info.transform != "none"
         super().__init__(table, found.info.metric, normalized=normalized, labels=labels)
         try:
-            self._index = faiss.read_index(str(found.path))
+            # Mapped, not loaded: a flat index is as large as the table.
+            self._index = faiss.read_index(str(found.path), faiss.IO_FLAG_MMAP_IFC)
         except RuntimeError as error:
             raise ShardError(f"{found.path}: {error}", file=str(found.path)) from error
         if (self._index.ntotal, self._index.d) != table.shape:
