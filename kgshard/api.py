@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def train_config(
 def with_paths(result: dict[str, Any], out: AnyPath) -> dict[str, Any]:
     """Name the run in a result as the caller does; it may have been trained under another name."""
     checkpoint = Path(out) / "checkpoints" / Path(result["checkpoint"]).name
-    return result | {"run": str(out), "checkpoint": str(checkpoint)}
+    return result | {"run": os.fspath(out), "checkpoint": str(checkpoint)}
 
 
 def evaluate(

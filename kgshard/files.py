@@ -14,7 +14,7 @@ import os
 import shutil
 import socket
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, overload
@@ -135,7 +135,7 @@ def check_replaceable(out: Path, *, ours: bool, names: Iterable[str], what: str)
     Args:
         out: The folder to write; missing or empty is fine.
         ours: Whether it bears the marks of `what`.
-        names: Patterns of all names that kgshard writes there.
+        names: Patterns of the paths of all files that kgshard writes there.
         what: What may be replaced: "a prepared dataset".
 
     Raises:
@@ -143,13 +143,28 @@ def check_replaceable(out: Path, *, ours: bool, names: Iterable[str], what: str)
     """
     if not out.exists():
         return
-    held = sorted(entry.name for entry in out.iterdir()) if out.is_dir() else ["a file"]
-    if held and not ours:
+    if not ours and (not out.is_dir() or any(out.iterdir())):
         raise RunError(f"{out}: exists and is not {what}; choose another folder")
-    patterns = [*names, f"{TEMPORARY_PREFIX}*"]
-    for name in held:
-        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
-            raise RunError(f"{out}: holds {name!r}, which kgshard did not write; choose another folder")
+    patterns = [name.split("/") for name in names]
+    for path in _files_below(out):
+        parts = path.relative_to(out).parts
+        if not any(_matches(parts, pattern) for pattern in patterns):
+            raise RunError(
+                f"{out}: holds {'/'.join(parts)!r}, which kgshard did not write; choose another folder"
+            )
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Yield all files below a folder but those that kgshard left unfinished."""
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(TEMPORARY_PREFIX)]
+        for name in names:
+            if not name.startswith(TEMPORARY_PREFIX):
+                yield Path(parent, name)
+
+
+def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    return len(parts) == len(pattern) and all(map(fnmatch.fnmatchcase, parts, pattern))
 
 
 def swap_directory(temporary: Path, path: Path) -> None:

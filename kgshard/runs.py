@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from kgshard.data.dataset import Dataset, open_dataset
+from kgshard.data.dataset import DATASET_NAMES, Dataset, open_dataset
 from kgshard.errors import DataError, RunError, ShardError
 from kgshard.files import AnyPath, file_sha256, read_json
 from kgshard.models.link import LinkModel
@@ -37,9 +37,17 @@ LOCK_FILE = "lock"
 METRICS_FILE = "metrics.jsonl"
 RUN_NAMES = (
     *(RUN_FILE, LATEST_FILE, LOCK_FILE, METRICS_FILE),
-    *("data", "checkpoints", "eval", "model", "index", "export-*"),
+    *(f"data/{name}" for name in DATASET_NAMES),
+    *(
+        f"checkpoints/step-*/{name}"
+        for name in ("entity-*.safetensors", "relation.safetensors", MANIFEST_FILE)
+    ),
+    "eval/*.json",
+    *("model/model.safetensors", "model/config.json", "model/*.parquet"),
+    *("index/index.json", "index/*.faiss"),
+    *(f"export-*/{name}" for name in ("config.json", "*.npy", "*.txt", "*.parquet")),
 )
-"""Patterns of all names that kgshard writes into a run folder."""
+"""Patterns of the paths of all files that kgshard writes into a run folder."""
 
 
 def checkpoint_name(step: int) -> str:

@@ -8,7 +8,7 @@ import shutil
 import socket
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -74,25 +74,37 @@ def started_run(
         DataError: The data cannot be read; nothing was written.
         RunError: `out` may not be replaced, or somebody trains there; nothing was changed.
     """
-    source, out = find_source(data), Path(os.path.realpath(out))
-    check_replaceable(out, ours=is_run(out), names=RUN_NAMES, what="a kgshard run")
-    finished = (out / LATEST_FILE).exists()
+    source, named = find_source(data), Path(out)
+    check_replaceable(named, ours=is_run(named), names=RUN_NAMES, what="a kgshard run")
+    finished = (named / LATEST_FILE).exists()
     if finished and not overwrite:
-        raise RunError(f"{out}: holds a run already; choose another folder or pass --overwrite")
-    if out.exists():
-        with _locked(out):
-            pass
-    if not finished:
-        _begin(source, out, config)
-        with _locked(out):
-            yield open_run(out)
-        return
-    temporary = temporary_sibling(out)
+        raise RunError(f"{named}: holds a run already; choose another folder or pass --overwrite")
+    place = Path(os.path.realpath(named))
+    with ExitStack() as held:
+        if place.exists():
+            held.enter_context(_locked(place))
+        if finished:
+            yield from _successor(source, place, config)
+        else:
+            _begin(source, place, config)
+            held.enter_context(_locked(place))
+            yield open_run(place)
+
+
+def _successor(source: Source | Path, place: Path, config: TrainConfig) -> Iterator[Run]:
+    """Yield a new run that grows beside a finished one, and then takes its place."""
+    temporary = temporary_sibling(place)
     try:
         _begin(source, temporary, config)
         with _locked(temporary):
             yield open_run(temporary)
-        swap_directory(temporary, out)
+        try:
+            check_replaceable(place, ours=is_run(place), names=RUN_NAMES, what="a kgshard run")
+        except RunError as error:
+            kept = place.with_name(f"{place.name}-{uuid.uuid4().hex[:8]}")
+            swap_directory(temporary, kept)
+            raise RunError(f"{error}; the new run is {kept}") from error
+        swap_directory(temporary, place)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -121,8 +133,10 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
+            # By now another folder, with a lock of its own, may lie here.
             with suppress(FileNotFoundError):
-                path.unlink()
+                if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                    path.unlink()
 
 
 def _run_info(config: TrainConfig, dataset: Dataset) -> RunInfo:

@@ -145,9 +145,8 @@ class Vocabulary(Sequence[str]):
         return candidates
 
     def _candidates_containing(self, name: str) -> list[str]:
-        if len(name) < 3:
-            return []
-        matches = pc.match_substring(self._labels, name, ignore_case=True)
+        find = pc.match_substring if len(name) >= 3 else pc.starts_with
+        matches = find(self._labels, name, ignore_case=True)
         return sorted(self._labels.filter(matches).to_pylist(), key=lambda label: (len(label), label))
 
     @cached_property

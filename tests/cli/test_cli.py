@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,12 @@ from typing import Any
 import click
 import numpy as np
 import pytest
+import torch
 from graphs import make_run, ring, tree
 from kgshard_tools.cli import COMMANDS, cli, run
 
+import kgshard.api
+from kgshard.rank import run_task
 from kgshard.runs import Run
 
 ROOT = Path(__file__).parents[2]
@@ -349,3 +353,90 @@ def test_asking_changes_nothing_on_disk(finished: Run, capsys: pytest.CaptureFix
     ):
         assert said(capsys, *arguments)[0] == 0
     assert tree(finished.folder) == before
+
+
+def long_options() -> list[tuple[str, str]]:
+    """Return every command with each of its options, in its long spelling where it has one."""
+    pairs = []
+    for name in COMMANDS:
+        for parameter in command(name).params:
+            if isinstance(parameter, click.Option):
+                long = [spelling for spelling in parameter.opts if spelling.startswith("--")]
+                pairs.append((name, (long or parameter.opts)[0]))
+    return pairs
+
+
+@pytest.mark.parametrize(("name", "option"), long_options())
+def test_every_option_is_taken_from_its_variable(
+    monkeypatch: pytest.MonkeyPatch, name: str, option: str
+) -> None:
+    variable = f"KGSHARD_{name}_{option.lstrip('-')}".upper().replace("-", "_")
+    found = command(name)
+    parent = click.Context(cli, info_name="kgshard", **cli.context_settings)
+    context = click.Context(found, info_name=name, parent=parent)
+    parameter = next(each for each in found.params if option in each.opts)
+    assert parameter.resolve_envvar_value(context) is None
+    monkeypatch.setenv(variable, "something")
+    assert parameter.resolve_envvar_value(context) == "something"
+
+
+def test_quiet_still_answers(
+    finished: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was asked for is no summary."""
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(kgshard.api, "run_on_ranks", lambda task, arguments, nproc: run_task(task, arguments))
+    for arguments in (
+        ("predict", finished.folder, "--head", "e0", "--relation", "r0"),
+        ("neighbors", finished.folder, "e0"),
+        ("vector", finished.folder, "e0"),
+        ("evaluate", finished.folder),
+    ):
+        expected = said(capsys, *arguments)
+        assert expected[0] == 0
+        assert expected[1].count("\n") >= 3
+        assert said(capsys, *arguments, "-q") == expected
+    torch.set_flush_denormal(False)
+    torch.set_num_threads(threads)
+    shutil.rmtree(finished.folder / "eval")
+
+
+STEERING = "\x1b[2Jcleared\x07\u202e\x9b1m"
+
+
+@pytest.fixture
+def steering(tmp_path: Path) -> Path:
+    return make_run(tmp_path, [*ring(5), ("e0", "r0", STEERING)], dim=4).folder
+
+
+def is_inert(text: str) -> bool:
+    return all(char.isprintable() or char == "\n" for char in text)
+
+
+def test_labels_in_a_table_cannot_steer_a_terminal_and_are_whole_in_json(
+    steering: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in (
+        ("neighbors", steering, "e1"),
+        ("predict", steering, "--head", "e1", "--relation", "r0"),
+    ):
+        code, out, err = said(capsys, *arguments)
+        assert (code, err) == (0, "")
+        assert "cleared" in out
+        assert is_inert(out)
+        value = printed_json_of_any_label(capsys, *arguments)
+        assert STEERING in {result["label"] for result in value["results"]}
+
+
+def test_suggested_labels_cannot_steer_a_terminal(steering: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = said(capsys, "vector", steering, STEERING + "x")
+    assert (code, out) == (2, "")
+    assert "Did you mean: " in err
+    assert is_inert(err)
+
+
+def printed_json_of_any_label(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    code, out, err = said(capsys, *arguments, "--json")
+    assert (code, err) == (0, "")
+    value: dict[str, Any] = json.loads(out)
+    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -261,3 +262,111 @@ def test_the_real_program_ends_with_code_and_line(place: Path) -> None:
     assert done.stdout == ""
     assert done.stderr == "Error: two/train.tsv:2: 2 columns, expected 3\n"
     assert not (place / "out").exists()
+
+
+WRITERS = {
+    "ingest": ["ingest", "source", "-o", "mine", "--overwrite"],
+    "train": ["train", "source", "-o", "mine", "--overwrite"],
+    "merge-shards": ["merge-shards", "run", "-o", "mine"],
+    "export": ["export", "run", "-o", "mine"],
+}
+MARKS = ("data.json", "run.json", "config.json", "manifest.json")
+
+
+@pytest.mark.parametrize("name", sorted(WRITERS))
+def test_a_folder_that_only_looks_like_ours_is_never_replaced(
+    place: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Half the projects of the world have a data.json, a run.json or a config.json."""
+    (place / "mine").mkdir()
+    for text in (b"{}", b'{"format": "theirs", "id": "1"}', b"[]"):
+        for mark in MARKS:
+            (place / "mine" / mark).write_bytes(text)
+        (place / "mine" / "thesis.txt").write_text("mine")
+        before = tree(place)
+        assert run(WRITERS[name]) == 2
+        assert "mine: exists and is not " in capsys.readouterr().err
+        assert tree(place) == before
+
+
+@pytest.mark.parametrize("name", sorted(WRITERS))
+def test_what_kgshard_wrote_is_not_replaced_with_a_file_of_somebody_else_in_it(
+    place: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    if name == "train":
+        (place / "run").rename(place / "mine")
+    else:
+        assert run(WRITERS[name]) == run(WRITERS[name]) == 0  # the control: alone, it is replaced
+    (place / "mine" / "thesis.txt").write_text("mine")
+    capsys.readouterr()
+    before = tree(place)
+    assert run(WRITERS[name]) == 2
+    assert "mine: holds 'thesis.txt', which kgshard did not write" in capsys.readouterr().err
+    assert tree(place) == before
+
+
+def test_ingest_replaces_a_dataset_only_with_overwrite(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["ingest", "source", "-o", "data"]
+    assert run(line) == 0
+    capsys.readouterr()
+    before = tree(place)
+    assert run(line) == 2
+    assert "pass --overwrite" in capsys.readouterr().err
+    assert tree(place) == before
+    assert run([*line, "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize(("value", "shown"), [("0", False), ("", False), ("false", False), ("1", True)])
+def test_the_debug_variable_can_be_switched_off(
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    value: str,
+    shown: bool,
+) -> None:
+    monkeypatch.setenv("KGSHARD_DEBUG", value)
+    assert run(["vector", "run", "x"]) == 2
+    assert ("Traceback" in capsys.readouterr().err) == shown
+
+
+@pytest.mark.parametrize("name", sorted(cli.COMMANDS))
+def test_under_torchrun_only_train_runs(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Every rank would do the whole of it, and all would write the same files."""
+    for variable, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")):
+        monkeypatch.setenv(variable, value)
+    before = tree(place)
+    code = run([name, "run", *("-o", "out") * (name in ("ingest", "export", "merge-shards"))])
+    captured = capsys.readouterr()
+    assert (code, captured.out, captured.err.count("\n")) == (2, "", 1)
+    assert ("torchrun is for kgshard train" in captured.err) == (name != "train")
+    assert tree(place) == before
+
+
+SLOW_EXPORT = """
+import sys, time
+from kgshard_tools import export
+from kgshard_tools.cli import main
+def write_slowly(stored, folder):
+    (folder / "entities.npy").write_bytes(b"half")
+    print("writing", flush=True)
+    time.sleep(600)
+export.WRITERS["numpy"] = export.Writer(write_slowly, ())
+main(sys.argv[1:])
+"""
+
+
+def test_a_terminated_command_leaves_nothing_half_written(place: Path) -> None:
+    before = tree(place)
+    command = [sys.executable, "-c", SLOW_EXPORT, "export", "run", "-o", "new/arrays"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "writing\n"
+        assert tree(place) != before
+        process.terminate()
+        _, err = process.communicate()
+    assert (process.returncode, err) == (128 + signal.SIGTERM, "")
+    assert tree(place) == before

@@ -28,7 +28,7 @@ from worlds import GlooPool, ThreadWorld
 
 from kgshard import checkpoint as module
 from kgshard.checkpoint import save_checkpoint
-from kgshard.errors import RankFailureError
+from kgshard.errors import NonFiniteError, RankFailureError
 from kgshard.exchange import Exchange
 from kgshard.files import TEMPORARY_PREFIX, file_sha256
 from kgshard.partition import RowPartition
@@ -369,3 +369,40 @@ def test_torch_merges_a_checkpoint_to_the_same_values(
     loaded = load_file(path)
     np.testing.assert_array_equal(loaded[ENTITIES], entities)
     np.testing.assert_array_equal(loaded[RELATIONS], relations)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("row", [0, 6])
+def test_rows_that_are_not_finite_are_refused_on_every_rank_and_nothing_is_written(
+    tmp_path: Path, world_size: int, value: float, row: int
+) -> None:
+    run = run_of(tmp_path, 7)
+    entities, relations = random_tables(run, 16)
+    entities[row, 2] = value
+    before = names(run.folder)
+    errors = ThreadWorld(world_size).run(try_to_save, str(run.folder), entities, relations, 2)
+    owner = 0 if row == 0 else world_size - 1
+    expected = [RankFailureError] * world_size
+    assert [type(error) for error in errors] == [
+        NonFiniteError if rank == owner else kind for rank, kind in enumerate(expected)
+    ]
+    words = f"entity {row} ({run.dataset.entities[row]!r}) is not finite; no checkpoint was written"
+    assert all(words in str(error) for error in errors)
+    assert names(run.folder) == before
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_relations_that_are_not_finite_are_refused_on_every_rank(
+    tmp_path: Path, world_size: int, value: float
+) -> None:
+    run = run_of(tmp_path, 7)
+    save_on_threads(run, 2, *random_tables(run, 17), step=1)
+    before = names(run.folder)
+    entities, relations = random_tables(run, 18)
+    relations[0, 3] = value
+    errors = ThreadWorld(world_size).run(try_to_save, str(run.folder), entities, relations, 2)
+    assert [type(error) for error in errors] == [NonFiniteError] * world_size
+    assert names(run.folder) == before
+    assert open_run(run.folder).checkpoint.step == 1

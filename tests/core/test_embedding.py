@@ -292,3 +292,9 @@ def test_rows_start_with_the_asked_distribution() -> None:
 def test_it_says_what_it_is() -> None:
     assert repr(alone()) == "RowWiseShardedEmbedding(5, 3, rows 0..5 on rank 0 of 1)"
     assert kgshard.RowWiseShardedEmbedding is RowWiseShardedEmbedding
+
+
+@pytest.mark.parametrize("dim", [0, -1])
+def test_rows_of_no_floats_are_refused(dim: int) -> None:
+    with pytest.raises(ValueError, match=f"embedding_dim must be >= 1, got {dim}"):
+        alone(5, dim)

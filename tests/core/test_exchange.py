@@ -18,6 +18,8 @@ from rank_functions import (
     meet_fault,
     push_with_a_row_missing,
     stumble,
+    sum_of_any_size,
+    sum_with_a_fault,
 )
 from worlds import GlooPool, ThreadExchange, ThreadWorld
 
@@ -204,3 +206,39 @@ def sum_over_ranks(exchange: Exchange) -> list[float]:
 def test_all_reduce_sums_over_ranks(world_size: int) -> None:
     total = [float(world_size), float(sum(range(world_size)))]
     assert ThreadWorld(world_size).run(sum_over_ranks) == [total] * world_size
+
+
+@pytest.mark.parametrize("fault", ["size", "dtype", "call"])
+@pytest.mark.parametrize("who", [0, 1, 2])
+def test_ranks_that_do_not_sum_the_same_are_all_stopped(who: int, fault: str) -> None:
+    words = ThreadWorld(3).run(sum_with_a_fault, who, fault)
+    assert len(set(words)) == 1
+    assert words[0].startswith("exchange mismatch rank ")
+
+
+def test_ranks_that_sum_the_same_are_not_stopped() -> None:
+    assert ThreadWorld(3).run(sum_with_a_fault, None, "size") == ["agreed"] * 3
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("fault", ["size", "dtype", "call"])
+def test_gloo_ranks_that_do_not_sum_the_same_are_all_stopped(
+    gloo_pool: GlooPool, tmp_path: Path, fault: str
+) -> None:
+    words = gloo_pool.run(2, tmp_path, sum_with_a_fault, 1, fault)
+    assert words == [words[0]] * 2
+    assert words[0].startswith("exchange mismatch rank 1→0: announced ")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("small_bytes", [0, 1 << 23])
+def test_gloo_sums_tensors_of_any_size(
+    gloo_pool: GlooPool, tmp_path: Path, world_size: int, small_bytes: int
+) -> None:
+    """Small and large ones go different ways."""
+    source = np.random.default_rng(5)
+    values = [source.integers(-99, 100, size=(5, 4)).astype(np.float64) for _ in range(world_size)]
+    for total, by_all_reduce in gloo_pool.run(world_size, tmp_path, sum_of_any_size, values, small_bytes):
+        np.testing.assert_array_equal(total, np.sum(values, axis=0))
+        assert by_all_reduce == (small_bytes == 0)

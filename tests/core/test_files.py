@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from kgshard.files import (
     file_sha256,
     link_or_copy,
     read_json,
+    remove_stale,
     replacing,
     replacing_directory,
+    temporary_sibling,
     write_json,
     write_text,
 )
@@ -314,3 +317,82 @@ def test_json_that_cannot_be_written_leaves_the_file_before(tmp_path: Path) -> N
 def test_hash_is_that_of_the_bytes(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"abc" * 100_000)
     assert file_sha256(tmp_path / "x") == hashlib.sha256(b"abc" * 100_000).hexdigest()
+
+
+def test_a_link_stays_and_the_file_it_points_to_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "file").write_bytes(b"old")
+    link = tmp_path / "link"
+    link.symlink_to(Path("far", "file"))
+    before = set(tree(tmp_path))
+    with replacing(link) as temporary:
+        temporary.write_bytes(b"new")
+    assert link.is_symlink()
+    assert (tmp_path / "far" / "file").read_bytes() == b"new"
+    assert set(tree(tmp_path)) == before
+
+
+def test_a_link_stays_and_the_folder_it_points_to_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "far" / "folder").mkdir(parents=True)
+    (tmp_path / "far" / "folder" / "old").touch()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "far" / "folder")
+    with replacing_directory(link) as temporary:
+        (temporary / "new").touch()
+    assert link.is_symlink()
+    assert sorted(tree(tmp_path / "far")) == ["folder", "folder/new"]
+    with pytest.raises(WentWrong), replacing_directory(link):
+        raise WentWrong
+    assert link.is_symlink()
+    assert sorted(tree(tmp_path / "far")) == ["folder", "folder/new"]
+
+
+def test_a_link_to_nothing_yet_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "new"
+
+
+def left_by(pid: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the temporary name that process `pid` would write `path` under."""
+    with monkeypatch.context() as context:
+        context.setattr(os, "getpid", lambda: pid)
+        return temporary_sibling(path)
+
+
+def test_what_dead_processes_left_is_removed_and_what_live_ones_write_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(["true"]) as process:
+        pass
+    dead, live = process.pid, os.getppid()
+    targets = [tmp_path / "table", tmp_path / "other"]
+    for pid in (dead, live):
+        for target in targets:
+            left_by(pid, target, monkeypatch).write_bytes(b"half")
+        left_by(pid, tmp_path / "folder", monkeypatch).mkdir()
+    foreign = tmp_path / left_by(dead, tmp_path / "table", monkeypatch).name.replace(files._HOST, "0" * 8)
+    foreign.write_bytes(b"half of another host")
+    before = set(tmp_path.iterdir())
+    remove_stale(tmp_path, "table")
+    gone = before - set(tmp_path.iterdir())
+    assert [path.name.endswith("-table") and f"-{dead}-" in path.name for path in gone] == [True]
+    remove_stale(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 4
+    assert foreign.exists()
+    assert all(f"-{live}-" in path.name for path in tmp_path.iterdir() if path != foreign)
+
+
+@pytest.mark.parametrize("name", ["a table", "[ab]*?", "table"])
+def test_writing_a_file_anew_removes_what_a_killed_writer_left_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    with subprocess.Popen(["true"]) as process:
+        pass
+    left_by(process.pid, tmp_path / name, monkeypatch).write_bytes(b"half")
+    left_by(process.pid, tmp_path / f"{name}-folder", monkeypatch).mkdir()
+    write_text(tmp_path / name, "new")
+    with replacing_directory(tmp_path / f"{name}-folder"):
+        pass
+    assert {path.name for path in tmp_path.iterdir()} == {name, f"{name}-folder"}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +24,16 @@ from runs import begun_run
 from kgshard import launch
 from kgshard.api import train
 from kgshard.config import TrainConfig
-from kgshard.errors import ConfigError, KgshardError, RankFailureError
+from kgshard.errors import (
+    ConfigError,
+    DataError,
+    ExchangeMismatchError,
+    KgshardError,
+    NonFiniteError,
+    RankFailureError,
+    RunError,
+    ShardError,
+)
 from kgshard.launch import is_rank, run_on_ranks
 from kgshard.runs import Run, open_run
 from kgshard.training import train_rank
@@ -247,6 +258,72 @@ def test_ranks_end_when_the_launcher_is_interrupted(
     assert not any(is_alive(process.pid) for process in started)
 
 
+@pytest.mark.parametrize("early", [0, 1])
+def test_a_rank_that_leaves_early_with_exit_code_0_is_the_cause_of_a_lost_peer(
+    ranks_run: Script, early: int
+) -> None:
+    started = ranks_run(
+        f"""
+if rank == {early}:
+    (folder / "ending").touch()
+    os._exit(0)
+other_has_ended()
+time.sleep(0.1)
+say("RankFailureError", f"rank {{rank}}: lost a peer", 1)
+"""
+    )
+    with pytest.raises(RankFailureError) as caught:
+        run_on_ranks("train", {}, 2)
+    assert str(caught.value).startswith(f"rank {early} (pid {started[early].pid}) ended by exit code 0")
+
+
+@pytest.mark.parametrize(
+    ("kind", "exit_code"),
+    [
+        (ConfigError, 2),
+        (DataError, 2),
+        (RunError, 2),
+        (ShardError, 2),
+        (ExchangeMismatchError, 1),
+        (NonFiniteError, 1),
+    ],
+)
+def test_an_error_keeps_its_type_on_the_way_from_a_rank(
+    ranks_run: Script, kind: type[KgshardError], exit_code: int
+) -> None:
+    """So that `except DataError` means the same whatever the number of ranks."""
+    ranks_run(f"say({kind.__name__!r}, 'these words', {exit_code})")
+    with pytest.raises(KgshardError, match=r"^these words$") as caught:
+        run_on_ranks("train", {}, 2)
+    assert type(caught.value) is kind
+    assert caught.value.exit_code == exit_code
+
+
+def test_ranks_that_could_not_all_be_started_leave_none(
+    ranks_run: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = ranks_run(SLEEP)
+    start = subprocess.Popen
+
+    def start_one(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if started:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return start(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start_one)
+    with pytest.raises(BlockingIOError):
+        run_on_ranks("train", {}, 2)
+    assert len(started) == 1
+    assert not is_alive(started[0].pid)
+
+
+@pytest.mark.parametrize("nproc", ["2", True, 2.0, None])
+def test_a_number_of_ranks_that_is_no_number_is_refused(tmp_path: Path, nproc: Any) -> None:
+    with pytest.raises(ConfigError, match="--nproc-per-node must be a whole number, got "):
+        train("world", out=tmp_path / "run", nproc_per_node=nproc)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("nproc", [0, -1])
 def test_no_ranks_are_refused_before_anything_is_written(tmp_path: Path, nproc: int) -> None:
     with pytest.raises(ConfigError, match=f"--nproc-per-node must be >= 1, got {nproc}"):
@@ -431,3 +508,17 @@ def test_no_rank_outlives_its_launcher(endless: tuple[subprocess.Popen[str], lis
     process, pids = endless
     process.kill()
     wait_for(lambda: not any(is_alive(pid) for pid in pids), "the ranks to end")
+
+
+@pytest.mark.processes
+def test_modules_beside_the_users_data_are_not_imported(
+    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A numpy.py in the working directory, and relative names that still mean the same there."""
+    shutil.copytree(graph, tmp_path / "graph")
+    for name in ("numpy", "torch", "msgspec", "kgshard", "random"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the working directory')")
+    monkeypatch.chdir(tmp_path)
+    run = train("graph", out="run", quiet=True, **SETTINGS | {"epochs": 1})
+    assert run.checkpoint.manifest.epoch == 1
+    assert (tmp_path / "run" / "LATEST").is_file()

@@ -189,3 +189,12 @@ def test_ranks_that_ask_two_equal_tables_in_another_order_are_stopped(confused: 
     words = set(ThreadWorld(2).run(fetch_two_tables, confused))
     assert len(words) == 1
     assert "exchange mismatch" in words.pop()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("wrong", [-1, 6, 2**40])
+def test_replicate_refuses_an_id_outside_the_table_on_every_rank(world_size: int, wrong: int) -> None:
+    """No rank owns such a row: the sum over ranks would be a row of zeros."""
+    _, errors = ThreadWorld(world_size).run_all(replicate_rows, np.ones((6, 2)), np.array([0, wrong]))
+    assert [type(error) for error in errors] == [IndexError] * world_size
+    assert all(f"id {wrong} is outside a table of 6 rows" in str(error) for error in errors)

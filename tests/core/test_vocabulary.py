@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -200,3 +201,25 @@ def test_what_is_no_vocabulary_is_refused_naming_the_file(tmp_path: Path) -> Non
     pq.write_table(pa.table({"id": [0], "name": ["a"]}), path)
     with pytest.raises(DataError, match=r"v\.parquet: not a vocabulary"):
         Vocabulary.load(path, kind="entity")
+
+
+@pytest.fixture(scope="module")
+def large() -> Vocabulary:
+    return vocabulary_of([f"e{i}" for i in range(50_000)])
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"), [("e12345x", "e12345"), ("E12345", "e12345"), ("e4999", "e4999"), ("xe777", "e777")]
+)
+def test_the_nearest_of_many_alike_labels_is_suggested_first(
+    large: Vocabulary, asked: str, meant: str
+) -> None:
+    """All 50,000 look alike; only some are compared slowly, and the right one must be among them."""
+    assert large.suggest(asked)[0] == meant
+
+
+@pytest.mark.parametrize("name", [5, None, b"e5", 1.0, ["e5"]])
+def test_a_name_is_text(name: Any) -> None:
+    for call in (vocabulary_of(["e5"]).find, vocabulary_of(["e5"]).id_of):
+        with pytest.raises(TypeError, match=f"entity names are str, got {type(name).__name__}"):
+            call(name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -493,3 +494,31 @@ def swapped_rows(gradient: RowGradient) -> RowGradient:
     if len(order) > 1:
         order[[0, 1]] = order[[1, 0]]
     return RowGradient(gradient.rows, gradient.values[order])
+
+
+def sum_with_a_fault(exchange: Exchange, who: int | None, fault: str) -> str:
+    """Sum three floats over ranks, rank `who` departing from it; return the refusal, or "agreed"."""
+    departs = who == exchange.rank
+    tensor = torch.ones(3, dtype=torch.float64 if departs and fault == "dtype" else torch.float32)
+    try:
+        if departs and fault == "call":
+            exchange.all_to_all([tensor] * exchange.world_size)
+        else:
+            exchange.all_reduce(tensor[: 2 if departs and fault == "size" else 3])
+    except ExchangeMismatchError as error:
+        return str(error)
+    return "agreed"
+
+
+def sum_of_any_size(exchange: Exchange, values: list[Floats], small_bytes: int) -> tuple[Floats, bool]:
+    """Sum values[rank] over ranks, tensors above `small_bytes` by torch's own all_reduce.
+
+    Returns:
+        The sum, and whether torch's all_reduce made it.
+    """
+    with (
+        patch("kgshard.distributed._SMALL_BYTES", small_bytes),
+        patch.object(torch.distributed, "all_reduce", wraps=torch.distributed.all_reduce) as theirs,
+    ):
+        total: Floats = exchange.all_reduce(torch.from_numpy(values[exchange.rank].copy())).numpy()
+    return total, theirs.called

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from graphs import Triple, make_run, ring
+import torch
+from graphs import Triple, begin_run, make_run, ring, save_tables
 from kgshard_tools.answers import TrainedModel, load
 from kgshard_tools.export import export
 from kgshard_tools.index import build_index
 from kgshard_tools.search import Scan
 
+import kgshard
+import kgshard.api
 from kgshard.errors import (
     ConfigError,
+    DataError,
     NonFiniteError,
     RunError,
     UnknownEntityError,
     UnknownNameError,
     UnknownRelationError,
 )
+from kgshard.files import AnyPath
 from kgshard.models import SCORING
+from kgshard.rank import run_task
 
 Array = npt.NDArray[Any]
 NUM_ENTITIES, NUM_RELATIONS, DIM = 150, 3, 8
@@ -442,3 +451,128 @@ def test_answers_come_without_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", script, str(run.folder)], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the one rank of kgshard.evaluate be this process: it has torch already."""
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(kgshard.api, "run_on_ranks", lambda task, arguments, nproc: run_task(task, arguments))
+    yield
+    torch.set_flush_denormal(False)
+    torch.set_num_threads(threads)
+
+
+def test_a_checkpoint_that_was_opened_is_the_one_evaluated(tmp_path: Path, here: None) -> None:
+    """Entities on a line, one apart: a step of +1 finds every neighbour, a step of -1 none."""
+    triples = [(f"e{i}", "next", f"e{i + 1}") for i in range(9)]
+    run = begin_run(tmp_path, triples[:7], test=triples[7:], model="transe", dim=1, corruption="both-sides")
+    places = [[float(label[1:])] for label in run.dataset.entities]
+    good = save_tables(run, places, [[1.0]], step=1)
+    save_tables(run, places, [[-1.0]], step=2)
+    assert load(good).evaluate().metrics["mrr"] == 1.0
+    assert load(good).evaluate().result["protocol"]["step"] == 1
+    newest = load(run.folder).evaluate()
+    assert newest.metrics["hits@1"] == 0.0
+    assert newest.result["protocol"]["step"] == 2
+
+
+def test_a_split_that_cannot_be_ranked_is_refused_before_ranks_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*arguments: object) -> dict[str, Any]:
+        raise AssertionError("ranks were started")
+
+    monkeypatch.setattr(kgshard.api, "run_on_ranks", started)
+    run = make_run(tmp_path, ring(5), model="distmult", dim=4)
+    for split, words in (("test", "split 'test' holds no triples"), ("tst", "no split 'tst'")):
+        with pytest.raises(DataError, match=words):
+            kgshard.evaluate(run, split=split)
+        with pytest.raises(DataError, match=words):
+            load(run).evaluate(split)
+    with pytest.raises(AssertionError, match="ranks were started"):
+        kgshard.evaluate(run, split="train")
+
+
+def test_a_result_that_cannot_be_kept_is_still_returned(
+    tmp_path: Path, here: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path, ring(5), test=ring(2), model="distmult", dim=4)
+    expected = kgshard.evaluate(run)
+    assert capsys.readouterr().err == ""
+    shutil.rmtree(run.folder / "eval")
+    (run.folder / "eval").write_text("in the way")
+    assert kgshard.evaluate(run)["metrics"] == expected["metrics"]
+    err = capsys.readouterr().err
+    assert re.fullmatch(r"Warning: .*test-full-filtered\.json was not written: .*\n", err)
+    assert (run.folder / "eval").read_text() == "in the way"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
+    return load(make_run(tmp_path_factory.mktemp("small"), ring(9), model="distmult", dim=4))
+
+
+@pytest.mark.parametrize("side", ["both", "", None, "Tail"])
+def test_a_side_is_head_or_tail(small: TrainedModel, side: Any) -> None:
+    with pytest.raises(ConfigError, match="side: unknown value"):
+        small.score([("e0", "r0", "e1")], side=side)
+
+
+@pytest.mark.parametrize("k", [True, False, 2.5, 2.0, "2", None, 0])
+def test_a_number_of_answers_is_a_whole_number(small: TrainedModel, k: Any) -> None:
+    questions: list[Callable[[], object]] = [
+        lambda: small.predict_tails("e0", "r0", k),
+        lambda: small.predict_heads("r0", "e0", k),
+        lambda: small.most_similar("e0", k),
+    ]
+    for question in questions:
+        with pytest.raises(ConfigError, match="-k must be a whole number"):
+            question()
+
+
+def test_numpys_whole_numbers_are_whole_numbers(small: TrainedModel) -> None:
+    for answers in (
+        small.predict_tails("e0", "r0", np.int64(2)),  # type: ignore[arg-type]
+        small.most_similar("e0", np.int32(2)),  # type: ignore[arg-type]
+    ):
+        assert len(answers) == 2
+        assert json.loads(json.dumps(answers.to_dict()))["query"]["k"] == 2
+
+
+def test_a_name_is_not_taken_for_its_letters(small: TrainedModel) -> None:
+    with pytest.raises(TypeError, match=r"for one use model\['e0'\]"):
+        small.vectors("e0")
+    np.testing.assert_array_equal(small.vectors(["e0"])[0], small["e0"])
+
+
+def test_a_model_is_a_collection_of_labels(small: TrainedModel) -> None:
+    labels = list(small)
+    assert sorted(labels) == sorted(f"e{i}" for i in range(9))
+    assert labels[:2] == [small.entities[0], small.entities[1]]
+    assert len(small) == 9
+    assert "e0" in small
+    assert "e9" not in small
+
+
+def test_what_was_opened_stands_for_its_folder(tmp_path: Path, small: TrainedModel, here: None) -> None:
+    run = make_run(tmp_path / "a", ring(9), test=ring(2), model="distmult", dim=4)
+    trained = kgshard.load(run)
+    row = trained["e3"]
+    np.testing.assert_array_equal(kgshard.load(trained)["e3"], row)
+    same: list[AnyPath] = [run, trained, run.folder, str(run.folder)]
+    for number, opened in enumerate(same):
+        kgshard.export(opened, "numpy", tmp_path / f"export-{number}")
+        kgshard.merge_shards(opened, tmp_path / f"merged-{number}")
+        assert kgshard.open_run(opened).info.id == run.info.id
+        assert kgshard.evaluate(opened)["protocol"]["triples"] == 2
+        assert np.load(tmp_path / f"export-{number}" / "entities.npy").shape == (9, 4)
+    dataset = kgshard.ingest(tmp_path / "a" / "source", tmp_path / "data")
+    assert kgshard.ingest(dataset, tmp_path / "again").num_entities == 9
+    new = kgshard.train(dataset, out=tmp_path / "new", model="distmult", dim=4, epochs=1, quiet=True)
+    assert new.dataset.num_entities == 9
+    newer = kgshard.train(
+        dataset, out=new, model="distmult", dim=4, epochs=1, seed=1, quiet=True, overwrite=True
+    )
+    assert newer.folder == new.folder
+    assert newer.info.id != new.info.id

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from graphs import Triple, make_run, ring, tree
+from graphs import Triple, make_run, ring, save_tables, tree
 from kgshard_tools.export import export
 from runs import begun_run
 
@@ -234,3 +236,29 @@ def test_a_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
     run = begun_run(source, tmp_path / "unfinished", TrainConfig())
     with pytest.raises(RunError, match="no checkpoint yet"):
         export(run.folder, "numpy")
+
+
+def test_a_link_as_output_stays_and_what_it_points_to_is_replaced(tmp_path: Path) -> None:
+    first, second = (make_run(tmp_path / name, ring(5), dim=2, seed=seed) for seed, name in enumerate("ab"))
+    export(first.folder, "numpy", tmp_path / "far")
+    (tmp_path / "link").symlink_to("far")
+    export(second.folder, "numpy", tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    expected = second.checkpoint.entities.read(range(5))
+    np.testing.assert_array_equal(np.load(tmp_path / "far" / "entities.npy"), expected)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "far", "link"]
+
+
+def test_an_earlier_export_is_replaced_from_inside_or_the_refusal_is_one_line(tmp_path: Path) -> None:
+    """`-o .`: the folder that is replaced is the one the command runs in."""
+    run = make_run(tmp_path / "a", ring(5), dim=2)
+    out = tmp_path / "arrays"
+    export(run.folder, "numpy", out)
+    save_tables(run, np.ones((5, 2)), np.ones((2, 2)), step=2)
+    command = [sys.executable, "-m", "kgshard", "export", str(run.folder), "-o", "."]
+    done = subprocess.run(command, cwd=out, capture_output=True, text=True, check=False)
+    assert done.stderr.count("\n") == (0 if done.returncode == 0 else 1)
+    replaced = bool((np.load(out / "entities.npy") == 1).all())
+    said_so = "entities.npy" in done.stdout and "5 entities, 0 bytes" not in done.stdout
+    assert (done.returncode, replaced, said_so) in ((0, True, True), (2, False, False)), done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "arrays"]

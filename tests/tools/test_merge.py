@@ -248,3 +248,18 @@ def test_memory_does_not_grow_with_the_table(tmp_path: Path, task: str) -> None:
         made.unlink()
     small, large = peaks
     assert large - small < 16 << 10  # KiB
+
+
+def test_a_link_as_output_stays_and_what_it_points_to_is_replaced(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", ring(5), dim=2)
+    (tmp_path / "far").mkdir()
+    for name in ("m.safetensors", "folder"):
+        merge_shards(run.folder, tmp_path / "far" / name)
+        (tmp_path / name).symlink_to(tmp_path / "far" / name)
+    changed = run.checkpoint.entities.read(range(5)) + 1
+    save_tables(run, changed, run.checkpoint.relations.read(range(2)), step=2)
+    for name, file in (("m.safetensors", "m.safetensors"), ("folder", "folder/model.safetensors")):
+        merge_shards(run.folder, tmp_path / name)
+        assert (tmp_path / name).is_symlink()
+        np.testing.assert_array_equal(load_file(tmp_path / "far" / file)[ENTITIES], changed)
+    assert sorted(path.name for path in (tmp_path / "far").iterdir()) == ["folder", "m.safetensors"]

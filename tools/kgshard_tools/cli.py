@@ -17,7 +17,7 @@ import click
 
 from kgshard.errors import KgshardError, RankFailureError, UsageError, wants_traceback
 from kgshard.launch import is_rank
-from kgshard_tools.stdout import reader_may_leave
+from kgshard_tools.terminal import reader_may_leave, shown
 
 COMMANDS = {
     "ingest": "Turn triples into a prepared dataset.",
@@ -115,5 +115,4 @@ def _terminate(signal_number: int, frame: object) -> None:
 def _say(message: str, error: Exception | None) -> None:
     if error is not None and wants_traceback():
         traceback.print_exception(error)
-    one_line = message.replace("\r", "\\r").replace("\n", "\\n")
-    click.echo(f"Error: {one_line}", err=True)
+    click.echo(f"Error: {shown(message)}", err=True)

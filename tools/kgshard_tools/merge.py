@@ -6,6 +6,7 @@ through this process. What dicee's gather_entity_embeddings_on_rank_zero is for,
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from kgshard.files import (
 from kgshard.runs import MANIFEST_FILE
 from kgshard.shards import StoredTable, header_bytes
 from kgshard_tools.stored import CONFIG_FILE, Stored, is_ours, open_stored
-from kgshard_tools.written import Written, total_bytes
+from kgshard_tools.written import Written, describe_folder
 
 MODEL_FILE = "model.safetensors"
 _LABEL_FILES = ("entities.parquet", "relations.parquet")
@@ -52,18 +53,19 @@ def merge_shards(source: AnyPath, out: AnyPath | None = None, *, verify: bool = 
         for _ in stored.checkpoint.verify():
             pass
     out = Path(out) if out is not None else stored.run.folder / "model"
+    rows = stored.model.num_entities
     if out.suffix == ".safetensors":
         _check_file(out)
         out.parent.mkdir(parents=True, exist_ok=True)
         with replacing(out) as temporary:
             _write_model(stored, temporary)
-        files, size = [str(out)], out.stat().st_size
     else:
         check_replaceable(out, ours=is_ours(out, "merged", True), names=_NAMES, what="a merged model")
-        with replacing_directory(out) as temporary:
+        place = Path(os.path.realpath(out))
+        with replacing_directory(place) as temporary:
             _write_folder(stored, temporary)
-        files, size = [str(path) for path in sorted(out.iterdir())], total_bytes(out)
-    return Written(files, stored.model.num_entities, size, time.monotonic() - began)
+        return describe_folder(out, place, rows, began)
+    return Written([str(out)], rows, out.stat().st_size, time.monotonic() - began)
 
 
 def _check_file(out: Path) -> None:

@@ -8,10 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-
-def shown(label: str) -> str:
-    """Return a label as a terminal may show it: characters that would steer the terminal are escaped."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in label)
+from kgshard_tools.terminal import shown
 
 
 @dataclass(frozen=True, slots=True)

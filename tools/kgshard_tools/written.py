@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,18 @@ class Written:
         return [*self.files, f"{size} ({self.megabytes_per_second:,.0f} MB/s)", *self.notes]
 
 
-def total_bytes(folder: Path) -> int:
-    """Return the bytes of all files below a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+def describe_folder(out: Path, place: Path, rows: int, began: float, notes: Sequence[str] = ()) -> Written:
+    """Say what a folder holds that was just written.
+
+    Args:
+        out: The folder as the caller names it.
+        place: The same, resolved before it was replaced: "." is gone by now.
+        rows: Entities.
+        began: `time.monotonic()` before the work.
+        notes: What the reader should know.
+    """
+    paths = sorted(place.iterdir())
+    size = sum(path.stat().st_size for path in paths)
+    return Written(
+        [str(out / path.name) for path in paths], rows, size, time.monotonic() - began, list(notes)
+    )

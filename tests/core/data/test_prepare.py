@@ -337,3 +337,19 @@ def test_real_graphs_have_their_published_counts(tmp_path: Path, shared_data: Pa
     for row, line in ((0, text[0]), (-1, text[-2])):
         h, r, t = dataset.triples("train")[row].tolist()
         assert "\t".join([dataset.entities[h], dataset.relations[r], dataset.entities[t]]) == line
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("triple", [(-1, 0, 0), (0, -1, 0), (0, 0, -1), (3, 0, 0), (0, 1, 0), (0, 0, 3)])
+def test_ids_out_of_range_are_refused_by_file(tmp_path: Path, split: str, triple: tuple[int, ...]) -> None:
+    """An id of -1 would silently be the last entity."""
+    line = "a\tr\tb\nb\tr\tc\n"
+    dataset = prepared(tmp_path, train=line, valid=line, test=line)
+    for row in (0, 1):
+        triples = np.zeros((2, 3), np.int32)
+        np.save(dataset.folder / f"{split}.npy", triples)
+        assert dataset.triples(split).tolist() == triples.tolist()
+        triples[row] = triple
+        np.save(dataset.folder / f"{split}.npy", triples)
+        with pytest.raises(DataError, match=rf"{split}\.npy: column \d holds ids outside 0\.\.[02]"):
+            dataset.triples(split)

@@ -108,3 +108,41 @@ def test_a_folder_with_somebody_elses_data_json_is_a_source(tmp_path: Path) -> N
     source = find_source(folder_of(tmp_path, "train.tsv", "data.json"))
     assert isinstance(source, Source)
     assert source.not_read == ["data.json"]
+
+
+def test_files_that_nobody_reads_are_named(tmp_path: Path) -> None:
+    """A misspelt vaild.tsv is not lost in silence."""
+    folder = folder_of(tmp_path, "train.tsv", "vaild.tsv", "test.txt", "README.md")
+    (folder / "more").mkdir()
+    source = find_source(folder)
+    assert isinstance(source, Source)
+    assert source.not_read == ["README.md", "vaild.tsv"]
+    info = prepare(source, tmp_path / "data").info
+    assert info.not_read == ["README.md", "vaild.tsv"]
+    assert info.lines()[-1] == "not read: README.md, vaild.tsv"
+
+
+def test_nothing_is_said_where_every_file_is_read(tmp_path: Path) -> None:
+    source = find_source(folder_of(tmp_path, "train.tsv", "valid.tsv", "test.tsv"))
+    assert isinstance(source, Source)
+    info = prepare(source, tmp_path / "data").info
+    assert info.not_read == []
+    assert "not read" not in "".join(info.lines())
+
+
+def test_a_run_says_where_its_dataset_is(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "run.json")
+    with pytest.raises(DataError) as caught:
+        find_source(folder)
+    assert str(caught.value) == f"{folder}: is a run; the dataset it was trained on is {folder / 'data'}"
+
+
+def test_a_folder_that_hides_a_bundled_graph_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = bundled_graphs()[0]
+    for other in (name, "nameless"):
+        (tmp_path / other).mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=f"{name}: no train file .*; it hides the bundled graph {name}$"):
+        find_source(name)
+    with pytest.raises(DataError, match=r"no train file \(looked for [^;]*\)$"):
+        find_source("nameless")

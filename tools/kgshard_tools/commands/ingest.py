@@ -20,17 +20,18 @@ def command(source: str, out: Path, overwrite: bool, output: Output) -> None:
     SOURCE is a folder with train, valid and test files (head TAB relation TAB tail; .tsv or .txt, also
     .gz or .zst), or the name of a bundled graph.
     """
+    import os
     import time
 
     import msgspec
 
     from kgshard.start import ingest
-    from kgshard_tools.written import Written, total_bytes
+    from kgshard_tools.written import describe_folder
 
     began = time.monotonic()
-    dataset = ingest(source, out, overwrite=overwrite)
-    files = [str(path) for path in sorted(out.iterdir())]
-    written = Written(files, dataset.num_entities, total_bytes(out), time.monotonic() - began)
+    place = Path(os.path.realpath(out))
+    dataset = ingest(source, place, overwrite=overwrite)
+    written = describe_folder(out, place, dataset.num_entities, began)
     output.result(
         {**written.to_dict(), "info": msgspec.to_builtins(dataset.info)},
         [*dataset.info.lines(), str(out)],

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from kgshard_tools.stdout import reader_may_leave
+from kgshard_tools.terminal import reader_may_leave
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ A writer fills a folder that appears only when it is complete. Row i is label i,
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from kgshard.files import AnyPath, check_replaceable, replacing_directory, write
 from kgshard_tools.export.numpy import NAMES as numpy_names
 from kgshard_tools.export.numpy import write_numpy
 from kgshard_tools.stored import CONFIG_FILE, Stored, is_ours, open_stored
-from kgshard_tools.written import Written, total_bytes
+from kgshard_tools.written import Written, describe_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,10 @@ def export(source: AnyPath, format: str, out: AnyPath | None = None) -> Written:
     writer = WRITERS[format]
     ours = is_ours(out, "export_format", format)
     check_replaceable(out, ours=ours, names=(CONFIG_FILE, *writer.names), what=f"an export to {format}")
-    with replacing_directory(out) as temporary:
+    place = Path(os.path.realpath(out))
+    with replacing_directory(place) as temporary:
         notes = writer.fill(stored, temporary)
         write_json(
             temporary / CONFIG_FILE, {**stored.config(), "export_format": format, "row_is_label": True}
         )
-    files = [str(path) for path in sorted(out.iterdir())]
-    return Written(files, stored.model.num_entities, total_bytes(out), time.monotonic() - began, notes)
+    return describe_folder(out, place, stored.model.num_entities, began, notes)
