@@ -63,13 +63,9 @@ def save_checkpoint(run: Run, table: ShardedTable, relations: Tensor, *, step: i
     temporary = _shared_temporary(exchange, folder)
     try:
         shards = _write_shards(temporary, table)
-        error = None
-        if exchange.rank == 0:
-            try:
+        with exchange.sharing_failure(OSError, RunError):
+            if exchange.rank == 0:
                 _finish(run, temporary, folder, shards, table, relations, step=step, epoch=epoch)
-            except (OSError, RunError) as failure:
-                error = failure
-        exchange.share_failure(error)
     except BaseException:
         if exchange.rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -84,40 +80,30 @@ def _non_finite(run: Run, table: ShardedTable, relations: Tensor) -> NonFiniteEr
         if not finite.all():
             entity = table.rows.start + block * _BLOCK_ROWS + int(finite.long().argmin())
             label = run.dataset.entities[entity]
-            return NonFiniteError(
-                f"entity {entity} ({label!r}) is not finite; no checkpoint was written; lower --lr"
-            )
+            return NonFiniteError(f"entity {entity} ({label!r}) {_NOT_FINITE}")
     if not torch.isfinite(relations).all():
-        return NonFiniteError("a relation is not finite; no checkpoint was written; lower --lr")
+        return NonFiniteError(f"a relation {_NOT_FINITE}")
     return None
 
 
 def _write_shards(folder: Path, table: ShardedTable) -> list[_Shard]:
     """Let every rank write its own shard; return all of them, in rank order, on every rank."""
-    exchange, error, shard = table.exchange, None, None
-    try:
+    exchange = table.exchange
+    with exchange.sharing_failure(OSError):
         shard = _write_shard(folder, table)
-    except OSError as failure:
-        error = failure
-    exchange.share_failure(error)
     gathered = exchange.gather_bytes(msgspec.json.encode(shard))
     return [msgspec.json.decode(text, type=_Shard) for text in gathered]
 
 
 def _shared_temporary(exchange: Exchange, folder: Path) -> Path:
     """Let rank 0 make a temporary folder; return it on every rank."""
-    error, name = None, ""
-    if exchange.rank == 0:
-        try:
-            temporary = temporary_sibling(folder)
+    temporary = temporary_sibling(folder)
+    with exchange.sharing_failure(OSError):
+        if exchange.rank == 0:
             folder.parent.mkdir(exist_ok=True)
             remove_stale(folder.parent)
             temporary.mkdir()
-            name = temporary.name
-        except OSError as failure:
-            error = failure
-    exchange.share_failure(error)
-    return folder.parent / exchange.gather_bytes(name.encode())[0].decode()
+    return folder.parent / exchange.gather_bytes(temporary.name.encode())[0].decode()
 
 
 def _write_shard(folder: Path, table: ShardedTable) -> _Shard:

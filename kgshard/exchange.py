@@ -8,8 +8,8 @@ gloo would hand out uninitialised memory when sizes disagree, and say nothing.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,10 +28,10 @@ _UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What one rank says before an all_to_all."""
+    """What one rank says before a call."""
 
     call: int
-    """How many all_to_all calls this rank made before."""
+    """How many calls this rank made before."""
     table: int
     """Which of the exchange's tables it is about, in order of construction; 0 for none."""
     kind: int
@@ -196,6 +196,23 @@ class Exchange(ABC):
                 others = RankFailureError(f"rank {rank}: {failure.decode()}")
                 others.told = True
                 raise others
+
+    @contextmanager
+    def sharing_failure(self, *kinds: type[Exception]) -> Iterator[None]:
+        """Run a `with` block on which ranks may stumble; then raise on every rank if one of them did.
+
+        Args:
+            *kinds: Errors that are shared; others leave at once, on this rank alone.
+
+        Raises:
+            KgshardError, RankFailureError: See `share_failure`.
+        """
+        error = None
+        try:
+            yield
+        except kinds as failure:
+            error = failure
+        self.share_failure(error)
 
     @abstractmethod
     def _sum(self, tensor: Tensor) -> Tensor:

@@ -221,6 +221,15 @@ def read_json(path: Path, type: Any = Any) -> Any:
         raise ValueError(str(error)) from error
 
 
+def is_record(path: Path, type: type[Record]) -> bool:
+    """Whether a file is there and holds JSON of a type."""
+    try:
+        read_json(path, type)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hex."""
     with path.open("rb") as file:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from kgshard.data.dataset import DATASET_NAMES, Dataset, open_dataset
 from kgshard.errors import DataError, RunError, ShardError
-from kgshard.files import AnyPath, file_sha256, read_json
+from kgshard.files import AnyPath, file_sha256, is_record, read_json
 from kgshard.models.link import LinkModel
 from kgshard.records import Manifest, PieceInfo, RunInfo
 from kgshard.shards import ENTITIES, RELATIONS, Piece, StoredTable, read_header, saved_row_start
@@ -204,7 +204,7 @@ class Run:
         if not re.fullmatch("step-[0-9]{8,}", name):
             raise RunError(f"{self.folder}: {name!r} is no checkpoint's name")
         checkpoint = open_checkpoint(self.folder / "checkpoints" / name)
-        self.check_belongs(checkpoint)
+        self._check_belongs(checkpoint)
         return checkpoint
 
     def _latest(self) -> str:
@@ -213,7 +213,7 @@ class Run:
         except FileNotFoundError:
             raise RunError(f"{self.folder}: no checkpoint yet; training did not get that far") from None
 
-    def check_belongs(self, checkpoint: Checkpoint) -> None:
+    def _check_belongs(self, checkpoint: Checkpoint) -> None:
         """Raise ShardError where a checkpoint is of another run or vocabulary."""
         if checkpoint.folder.name != checkpoint_name(checkpoint.step):
             raise ShardError(f"{checkpoint.folder}: holds step {checkpoint.step}; folders were renamed")
@@ -234,11 +234,7 @@ class Run:
 
 def is_run(folder: Path) -> bool:
     """Whether `folder` holds a run: a run.json that says so."""
-    try:
-        read_json(folder / RUN_FILE, RunInfo)
-    except (OSError, ValueError):
-        return False
-    return True
+    return is_record(folder / RUN_FILE, RunInfo)
 
 
 def open_run(folder: AnyPath) -> Run:

@@ -249,12 +249,10 @@ class StoredTable:
         """
         if len(rows) and not (rows.start >= 0 and rows.stop <= self.num_rows):
             raise IndexError(f"rows {rows.start}..{rows.stop} leave a table of {self.num_rows} rows")
-        parts = []
-        for index, piece in enumerate(self.pieces):
-            start, stop = max(rows.start, piece.rows.start), min(rows.stop, piece.rows.stop)
-            if start < stop:
-                stored = self._stored(index)[start - piece.rows.start : stop - piece.rows.start]
-                parts.append(widen(stored, self.dtype))
+        parts = [
+            widen(self._stored(index)[here.start : here.stop], self.dtype)
+            for index, here in self._overlaps(rows)
+        ]
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts) if parts else np.empty((0, self.dim), np.float32)
@@ -270,11 +268,17 @@ class StoredTable:
         """Yield (file, offset, length) of the rows as they are stored, in row order."""
         rows = rows if rows is not None else range(self.num_rows)
         row_bytes = ITEM_BYTES[self.dtype] * self.dim
-        for piece in self.pieces:
-            start, stop = max(rows.start, piece.rows.start), min(rows.stop, piece.rows.stop)
+        for index, here in self._overlaps(rows):
+            piece = self.pieces[index]
+            yield piece.path, piece.info.offset + here.start * row_bytes, len(here) * row_bytes
+
+    def _overlaps(self, rows: range) -> Iterator[tuple[int, range]]:
+        """Yield the pieces that hold some of `rows`: each one's index, and its own rows among them."""
+        for index, piece in enumerate(self.pieces):
+            first = piece.rows.start
+            start, stop = max(rows.start, first), min(rows.stop, piece.rows.stop)
             if start < stop:
-                offset = piece.info.offset + (start - piece.rows.start) * row_bytes
-                yield piece.path, offset, (stop - start) * row_bytes
+                yield index, range(start - first, stop - first)
 
     def gather(self, ids: npt.NDArray[np.integer[Any]] | Sequence[int]) -> Floats:
         """Return float32[I, dim]: the rows of `ids`, in their order.

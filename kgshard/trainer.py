@@ -8,8 +8,6 @@ Shape letters: b positives on this rank, Q = 2 b queries (both sides), K negativ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -21,15 +19,6 @@ from kgshard.optim import RowOptimizer
 from kgshard.routing import RowGradient
 from kgshard.sampling import Batch
 from kgshard.table import ShardedTable
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """The rows one step works on, by role."""
-
-    heads: Tensor
-    tails: Tensor
-    negatives: Tensor
 
 
 class Trainer:
@@ -91,10 +80,11 @@ class Trainer:
         """Return this rank's share of the global mean loss."""
         num_positives = len(batch.triples)
         gathered = torch.nn.functional.embedding(inverse, entity_rows)
-        rows = _Rows(*gathered.split([num_positives, num_positives, len(batch.negatives)]))
+        sizes = [num_positives, num_positives, len(batch.negatives)]
+        heads, tails, negatives = gathered.split(sizes)
         queries, targets, penalties = [], [], []
         for side in SIDES:
-            anchors, answers = (rows.heads, rows.tails) if side == "tail" else (rows.tails, rows.heads)
+            anchors, answers = (heads, tails) if side == "tail" else (tails, heads)
             asked = self.model.relation_row(side, batch.triples[:, 1]).contiguous()
             relations = relation_rows[torch.searchsorted(relation_ids, asked)]
             queries.append(self.model.queries(side, anchors, relations))
@@ -103,7 +93,7 @@ class Trainer:
                 penalties += [self.model.scoring.magnitudes(part) for part in (anchors, relations, answers)]
         target_ids = torch.cat([batch.triples[:, 2 if side == "tail" else 0] for side in SIDES])
         loss = self._cross_entropy(
-            torch.cat(queries), torch.cat(targets), target_ids, rows.negatives, batch.negatives
+            torch.cat(queries), torch.cat(targets), target_ids, negatives, batch.negatives
         )
         if self.n3_weight:
             loss = loss + self.n3_weight * n3(*penalties)

@@ -37,7 +37,7 @@ from kgshard.trainer import Trainer
 
 
 def train_rank(run: str, *, quiet: bool = False) -> dict[str, Any]:
-    """Train a run that `start_run` made, as one of the ranks; the same result on every rank."""
+    """Train a run that `started_run` made, as one of the ranks; the same result on every rank."""
     opened = open_run(run)
     config = TrainConfig.from_dict(opened.info.config)
     with _joined(config.device) as exchange:
@@ -53,16 +53,11 @@ def start_and_train_rank(
         What `train_rank` returns, on rank 0; None elsewhere.
     """
     with _joined(config.device) as exchange, ExitStack() as stack:
-        failure: Exception | None = None
         folder = ""
-        if exchange.rank == 0:
-            try:
+        with exchange.patiently(), exchange.sharing_failure(KgshardError, OSError):
+            if exchange.rank == 0:
                 run = stack.enter_context(started_run(data, out, config, overwrite=overwrite))
                 folder = str(run.folder)
-            except (KgshardError, OSError) as error:
-                failure = error
-        with exchange.patiently():
-            exchange.share_failure(failure)
         folder = exchange.gather_bytes(folder.encode())[0].decode()
         result = _train(exchange, open_run(folder), config, quiet=quiet)
     return with_paths(result, out) if exchange.rank == 0 else None

@@ -82,11 +82,6 @@ class Vocabulary(Sequence[str]):
     def __contains__(self, label: object) -> bool:
         return isinstance(label, str) and self.find(label) is not None
 
-    @property
-    def labels(self) -> pa.Array:
-        """large_string[N] in id order."""
-        return self._labels
-
     def find(self, label: str) -> int | None:
         """Return the id of `label`, or None where there is no such label."""
         if not isinstance(label, str):

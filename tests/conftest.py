@@ -7,7 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from worlds import GlooPool
+
+import kgshard.api
+from kgshard.rank import run_task
 
 _SHARED_DATA = Path(
     os.environ.get("KGSHARD_TEST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")
@@ -28,3 +32,13 @@ def shared_data() -> Path:
     if not _SHARED_DATA.is_dir():
         pytest.skip(f"no real graphs at {_SHARED_DATA} (set KGSHARD_TEST_DATA)")
     return _SHARED_DATA
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the one rank of kgshard.train and kgshard.evaluate be this process: it has torch already."""
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(kgshard.api, "run_on_ranks", lambda task, arguments, nproc: run_task(task, arguments))
+    yield
+    torch.set_flush_denormal(False)
+    torch.set_num_threads(threads)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kgshard.errors import DataError
-from kgshard.files import link_or_copy, read_json, replacing_directory
+from kgshard.files import is_record, link_or_copy, read_json, replacing_directory
 from kgshard.records import DatasetInfo
 from kgshard.vocabulary import Vocabulary
 
@@ -105,11 +105,7 @@ def vocabulary_sha256(entities: Vocabulary, relations: Vocabulary) -> str:
 
 def is_dataset(folder: Path) -> bool:
     """Whether `folder` holds a prepared dataset: a data.json that says so."""
-    try:
-        read_json(folder / MANIFEST, DatasetInfo)
-    except (OSError, ValueError):
-        return False
-    return True
+    return is_record(folder / MANIFEST, DatasetInfo)
 
 
 def open_dataset(folder: Path) -> Dataset:

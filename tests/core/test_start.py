@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from kgshard.config import TrainConfig
 from kgshard.errors import ConfigError, NonFiniteError, RankFailureError, RunError
 from kgshard.exchange import Exchange
 from kgshard.files import TEMPORARY_PREFIX
-from kgshard.rank import run_task
 from kgshard.runs import Run, open_run
 from kgshard.start import started_run
 
@@ -42,16 +40,6 @@ with started_run(sys.argv[1], sys.argv[2], TrainConfig(model="distmult", dim=4))
     print("held", flush=True)
     signal.pause()
 """
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let the one rank of kgshard.train and kgshard.evaluate be this process: it has torch already."""
-    threads = torch.get_num_threads()
-    monkeypatch.setattr(kgshard.api, "run_on_ranks", lambda task, arguments, nproc: run_task(task, arguments))
-    yield
-    torch.set_flush_denormal(False)
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

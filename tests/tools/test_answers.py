@@ -7,14 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 from graphs import Triple, begin_run, make_run, ring, save_tables
 from kgshard_tools.answers import TrainedModel, load
 from kgshard_tools.export import export
@@ -34,7 +33,6 @@ from kgshard.errors import (
 )
 from kgshard.files import AnyPath
 from kgshard.models import SCORING
-from kgshard.rank import run_task
 
 Array = npt.NDArray[Any]
 NUM_ENTITIES, NUM_RELATIONS, DIM = 150, 3, 8
@@ -451,16 +449,6 @@ def test_answers_come_without_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", script, str(run.folder)], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let the one rank of kgshard.evaluate be this process: it has torch already."""
-    threads = torch.get_num_threads()
-    monkeypatch.setattr(kgshard.api, "run_on_ranks", lambda task, arguments, nproc: run_task(task, arguments))
-    yield
-    torch.set_flush_denormal(False)
-    torch.set_num_threads(threads)
 
 
 def test_a_checkpoint_that_was_opened_is_the_one_evaluated(tmp_path: Path, here: None) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kgshard.api import evaluate
-from kgshard.data.dataset import SPLITS
+from kgshard.data.dataset import SPLITS, Triples
 from kgshard.errors import ConfigError, NonFiniteError
 from kgshard.files import AnyPath
 from kgshard.known import known_answers
@@ -134,9 +134,9 @@ class TrainedModel:
             triples: Names.
             side: Score as when this side is asked for. With reciprocal relations the two differ.
         """
-        heads, tails = (self.entities.ids_of(triple[end] for triple in triples) for end in (0, 2))
         if side not in SIDES:
             raise ConfigError(f"side: unknown value {side!r} (known: {', '.join(SIDES)})")
+        heads, tails = (self.entities.ids_of(triple[end] for triple in triples) for end in (0, 2))
         relations = self.relations.ids_of(triple[1] for triple in triples)
         anchors, answers = (heads, tails) if side == "tail" else (tails, heads)
         queries = self._queries(side, anchors, relations)
@@ -182,11 +182,15 @@ class TrainedModel:
     def _known_answers(self, side: Side, anchor: int, relation: int) -> dict[int, str]:
         """Return the known answers to a question, each with the first split that holds it."""
         found: dict[int, str] = {}
-        for split in SPLITS:
-            triples = self._stored.dataset.triples(split)
+        for split, triples in self._splits.items():
             for entity in known_answers(triples, side, anchor=anchor, relation=relation).tolist():
                 found.setdefault(entity, split)
         return found
+
+    @cached_property
+    def _splits(self) -> dict[str, Triples]:
+        """All triples by split: mapped and checked once, however many questions need them."""
+        return {split: self._stored.dataset.triples(split) for split in SPLITS}
 
     def _queries(self, side: Side, anchors: Ids, relations: Ids) -> npt.NDArray[np.float64]:
         rows = self._stored.checkpoint.relations.gather(self.link_model.relation_row(side, relations))

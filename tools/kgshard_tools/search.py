@@ -108,9 +108,9 @@ def search(source: CandidateSource, query: Scores, k: int, excluded: Ids) -> tup
     num_left = len(source) - len(excluded)
     k = min(k, num_left)
     count = k + _SPARE
+    with np.errstate(over="ignore"):  # `_slack` sees to that.
+        narrow = query.astype(np.float32)
     while count < num_left:
-        with np.errstate(over="ignore"):  # `_slack` sees to that.
-            narrow = query.astype(np.float32)
         fetched = source.fetch(narrow, count, excluded)
         slack = _slack(source.metric, query, fetched.longest)
         if slack is None:
