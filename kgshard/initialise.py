@@ -1,12 +1,15 @@
-"""Initial rows, the same at any world size: each block of rows is drawn from (seed, table, block)."""
+"""Initial values, the same at any world size: each block of rows is drawn from (seed, table, block)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kgshard.models.scoring import Init
+from kgshard.models.scoring import Columns, Init, SharedInit
 from kgshard.seeds import generator
 
 BLOCK_ROWS = 4096
@@ -14,23 +17,37 @@ BLOCK_ROWS = 4096
 
 
 @torch.no_grad()
-def fill_initial_rows(weight: Tensor, init: Init, *, seed: int, table: str, rows: range) -> None:
-    """Overwrite `weight` [len(rows), dim] with the initial values of the global `rows`."""
-    dim = weight.shape[1]
+def fill_initial_rows(weight: Tensor, init: Init | Columns, *, seed: int, table: str, rows: range) -> None:
+    """Overwrite `weight` [len(rows), dim] with the initial values of the global `rows`.
+
+    Raises:
+        ValueError: The columns of `init` do not add up to dim.
+    """
+    columns = ((weight.shape[1], init),) if isinstance(init, Init) else init
+    if sum(width for width, _ in columns) != weight.shape[1]:
+        raise ValueError(f"initial columns {columns} do not add up to {weight.shape[1]} floats")
     first_block = rows.start // BLOCK_ROWS
     for block in range(first_block, -(-rows.stop // BLOCK_ROWS) if len(rows) else first_block):
-        values = _draw(init, seed, table, block, dim)
+        source = generator(seed, f"init/{table}", block)
+        values = np.concatenate([_draw(source, how, (BLOCK_ROWS, width)) for width, how in columns], axis=1)
         start = max(rows.start, block * BLOCK_ROWS)
         stop = min(rows.stop, (block + 1) * BLOCK_ROWS)
         piece = values[start - block * BLOCK_ROWS : stop - block * BLOCK_ROWS]
         weight[start - rows.start : stop - rows.start].copy_(torch.from_numpy(piece))
 
 
-def _draw(
-    init: Init, seed: int, table: str, block: int, dim: int
-) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    source = generator(seed, f"init/{table}", block)
+def initial_shared(inits: Mapping[str, SharedInit], *, seed: int) -> dict[str, Tensor]:
+    """Return the initial values, float32, of parameters that all rows share."""
+    return {
+        name: torch.from_numpy(_draw(generator(seed, f"init/shared/{name}"), how.init, how.shape))
+        for name, how in inits.items()
+    }
+
+
+def _draw(source: np.random.Generator, init: Init, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     if init.kind == "normal":
-        return source.standard_normal((BLOCK_ROWS, dim), np.float32) * np.float32(init.scale)
-    unit = source.random((BLOCK_ROWS, dim), np.float32)
-    return (unit * np.float32(2) - np.float32(1)) * np.float32(init.scale)
+        unit = source.standard_normal(shape, np.float32)
+    else:
+        unit = source.random(shape, np.float32) * np.float32(2) - np.float32(1)
+    scaled = unit * np.float32(init.scale)
+    return scaled + np.float32(init.center) if init.center else scaled

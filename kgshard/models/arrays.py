@@ -9,7 +9,7 @@ Shape letters: B batch, N candidates, D floats for each entity.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -23,7 +23,7 @@ Array = TypeVar("Array", "torch.Tensor", "npt.NDArray[Any]")
 
 
 def _namespace(array: object) -> Any:
-    if isinstance(array, np.ndarray):
+    if isinstance(array, np.ndarray | np.generic):  # Sums along the only axis are no arrays.
         return np
     import torch
 
@@ -31,14 +31,33 @@ def _namespace(array: object) -> Any:
 
 
 def concat(parts: Sequence[Array]) -> Array:
-    """Join along the last axis."""
-    return _namespace(parts[0]).concatenate(tuple(parts), axis=-1)
+    """Join along the last axis; leading axes are broadcast."""
+    namespace = _namespace(parts[0])
+    leading: tuple[int, ...] = np.broadcast_shapes(*(tuple(part.shape[:-1]) for part in parts))
+    wide = [namespace.broadcast_to(part, (*leading, part.shape[-1])) for part in parts]
+    return namespace.concatenate(wide, axis=-1)
+
+
+def blocks(array: Array, count: int) -> list[Array]:
+    """Split the last axis [count * k] into `count` parts [k]."""
+    width = array.shape[-1] // count
+    return [array[..., start : start + width] for start in range(0, count * width, width)]
 
 
 def halves(array: Array) -> tuple[Array, Array]:
     """Split the last axis in two: real parts first, then imaginary parts."""
     middle = array.shape[-1] // 2
     return array[..., :middle], array[..., middle:]
+
+
+def outer(x: Array, y: Array) -> Array:
+    """Return [..., n * m]: every x [..., n] times every y [..., m], y's index running faster."""
+    products = x[..., :, None] * y[..., None, :]
+    return products.reshape(*products.shape[:-2], x.shape[-1] * y.shape[-1])
+
+
+def ones_like(array: Array) -> Array:
+    return _namespace(array).ones_like(array)
 
 
 def cos(array: Array) -> Array:
@@ -49,12 +68,22 @@ def sin(array: Array) -> Array:
     return _namespace(array).sin(array)
 
 
-def moduli(array: Array) -> Array:
-    """Return the moduli [..., D / 2] of complex numbers stored as halves."""
-    real, imaginary = halves(array)
+def relu(array: Array) -> Array:
+    return floored(array, 0)
+
+
+def moduli(array: Array, num_blocks: int = 2) -> Array:
+    """Return the moduli [..., D / num_blocks] of complex numbers, quaternions, ... stored as blocks."""
+    squares: Any = sum(part * part for part in blocks(array, num_blocks))
+    if isinstance(array, np.ndarray):
+        return np.sqrt(squares)
     # The gradient of sqrt at 0 is infinite; a row of zeros must not become NaN.
-    namespace = _namespace(array)
-    return namespace.sqrt(namespace.clip(real * real + imaginary * imaginary, 1e-30, None))
+    return _namespace(array).sqrt(squares.clip(1e-30))
+
+
+def floored(array: Array, least: float) -> Array:
+    """Return the array with values below `least` replaced by that."""
+    return _namespace(array).clip(array, least, None)
 
 
 def norm(array: Array) -> Array:
@@ -62,12 +91,63 @@ def norm(array: Array) -> Array:
     return _namespace(array).linalg.vector_norm(array, axis=-1)
 
 
+def unit(array: Array) -> Array:
+    """Return rows [..., D] divided by their 2-norms; rows shorter than 1e-15 are divided by that."""
+    return array / floored(norm(array), 1e-15)[..., None]
+
+
+def layer_norm(array: Array, epsilon: float = 1e-5) -> Array:
+    """Return rows [..., D] with mean 0 and variance 1, each by itself (Ba et al., 2016)."""
+    centred = array - array.mean(-1)[..., None]
+    return centred / ((centred * centred).mean(-1)[..., None] + epsilon) ** 0.5
+
+
+def convolve(images: Array, filters: Array) -> Array:
+    """Return [..., F, H - h + 1, W - w + 1]: images [..., H, W] seen through filters [F, h, w], unpadded.
+
+    As in neural networks, filters are not flipped.
+    """
+    if isinstance(images, np.ndarray):
+        windows = np.lib.stride_tricks.sliding_window_view(images, filters.shape[1:], axis=(-2, -1))
+        return np.moveaxis(np.tensordot(windows, filters, axes=([-2, -1], [1, 2])), -1, -3)
+    maps = _namespace(images).conv2d(images.reshape(-1, 1, *images.shape[-2:]), filters[:, None])
+    return maps.reshape(*images.shape[:-2], *maps.shape[1:])
+
+
+def add_product(bias: Array, queries: Array, candidates: Array, *, factor: float) -> Array:
+    """Return [B, N]: bias [N] + factor * queries [B, D] @ candidates [N, D].T."""
+    if isinstance(queries, np.ndarray):
+        return bias + factor * (queries @ candidates.T)
+    return _namespace(queries).addmm(bias, queries, candidates.T, alpha=factor)
+
+
 def distances(order: Literal["l2", "l1"], queries: Array, candidates: Array, *, exact: bool) -> Array:
     """Return float[B, N]: the distance of each query [B, D] from each candidate [N, D]."""
     if isinstance(queries, np.ndarray):
         axis_order = 2 if order == "l2" else 1
-        rows = [np.linalg.vector_norm(candidates - query, ord=axis_order, axis=-1) for query in queries]
-        return np.stack(rows) if rows else np.empty((0, len(candidates)), queries.dtype)
+        return _row_by_row(
+            lambda query: np.linalg.vector_norm(candidates - query, ord=axis_order, axis=-1),
+            queries,
+            candidates,
+        )
     mode = "donot_use_mm_for_euclid_dist" if exact else "use_mm_for_euclid_dist"
     power = 2.0 if order == "l2" else 1.0
     return _namespace(queries).cdist(queries, candidates, p=power, compute_mode=mode)
+
+
+def moduli_distances(queries: Array, candidates: Array) -> Array:
+    """Return float[B, N]: sums of moduli of the complex differences, rows stored as halves."""
+    if isinstance(queries, np.ndarray):
+        return _row_by_row(lambda query: moduli(candidates - query).sum(-1), queries, candidates)
+    from kgshard.moduli import moduli_distances as in_torch
+
+    return in_torch(queries, candidates)
+
+
+def _row_by_row(
+    distance: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
+    queries: npt.NDArray[Any],
+    candidates: npt.NDArray[Any],
+) -> npt.NDArray[Any]:
+    rows = [distance(query) for query in queries]
+    return np.stack(rows) if rows else np.empty((0, len(candidates)), queries.dtype)

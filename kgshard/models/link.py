@@ -8,19 +8,17 @@ trains, ranks or searches only needs `relation_row` and `queries`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from kgshard.errors import ConfigError
-from kgshard.models import SCORING
+from kgshard.models import find_scoring
 from kgshard.models.arrays import Array
 from kgshard.models.metric import Metric
-from kgshard.models.scoring import Scoring
+from kgshard.models.scoring import SIDES, Scoring, Side
 
-Side = Literal["head", "tail"]
-"""Which end of a triple is asked for."""
-
-SIDES: tuple[Side, Side] = ("head", "tail")
+__all__ = ["SIDES", "LinkModel", "Side"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class LinkModel:
     """Everything but the values: which formula, how wide, and what the relation rows mean."""
 
     name: str
-    """A name in kgshard.models.SCORING."""
+    """See `kgshard.models.find_scoring`."""
     dim: int
     """Floats for each entity."""
     num_entities: int
@@ -37,13 +35,13 @@ class LinkModel:
     reciprocal: bool
 
     def __post_init__(self) -> None:
-        if self.name not in SCORING:
-            raise ConfigError(f"model: unknown scoring function {self.name!r} (known: {', '.join(SCORING)})")
         self.scoring.check_dim(self.dim)
+        if not (self.reciprocal or self.scoring.has_head_queries):
+            raise ConfigError(f"{self.name} has no query for heads; it needs reciprocal relations")
 
     @property
     def scoring(self) -> Scoring:
-        return SCORING[self.name]
+        return find_scoring(self.name)
 
     @property
     def metric(self) -> Metric:
@@ -63,17 +61,49 @@ class LinkModel:
         """Return the rows of the relation table that ask for `side` (an int or an array of ints)."""
         return relation_ids + self.num_relations if self.reciprocal and side == "head" else relation_ids
 
-    def queries(self, side: Side, anchors: Array, relations: Array) -> Array:
-        """Return float[..., dim] query vectors for the missing `side`.
+    def asks_heads(self, side: Side) -> bool:
+        """Whether the model's own query for heads asks for `side`."""
+        return side == "head" and not self.reciprocal
+
+    @property
+    def sides_differ(self) -> bool:
+        """Whether queries for heads and for tails are compared with different candidates."""
+        return not self.reciprocal and type(self.scoring).candidates is not Scoring.candidates
+
+    def _asked(self, side: Side) -> Side:
+        return "head" if self.asks_heads(side) else "tail"
+
+    def queries(
+        self, side: Side, anchors: Array, relations: Array, shared: Mapping[str, Any] | None = None
+    ) -> Array:
+        """Return float[..., query width] query vectors for the missing `side`.
 
         Args:
             side: Which end is asked for.
             anchors: float[..., dim] rows of the given ends: heads where tails are asked for.
             relations: float[..., relation_dim] rows that `relation_row` names.
+            shared: Values of the model's shared parameters, where it has some.
         """
-        if side == "tail" or self.reciprocal:
-            return self.scoring.query_tails(anchors, relations)
-        return self.scoring.query_heads(anchors, relations)
+        scoring = self.scoring.bind(shared or {})
+        if self._asked(side) == "tail":
+            return scoring.query_tails(anchors, relations)
+        return scoring.query_heads(anchors, relations)
+
+    def candidates(self, side: Side, rows: Array) -> Array:
+        """Return float[..., E]: what queries for `side` are compared with, from entity rows [..., dim]."""
+        return self.scoring.candidates(self._asked(side), rows)
+
+    def relation_queries(
+        self, side: Side, anchors: Array, answers: Array, shared: Mapping[str, Any] | None = None
+    ) -> Array:
+        """Return float[..., relation_dim] that ask which relation row asks for `side` here."""
+        heads, tails = (anchors, answers) if self._asked(side) == "tail" else (answers, anchors)
+        return self.scoring.bind(shared or {}).query_relations(heads, tails)
+
+    def factors(self, side: Side, anchors: Array, relations: Array, answers: Array) -> tuple[Array, ...]:
+        """Return the magnitudes that the N3 regulariser cubes, for questions about `side`."""
+        heads, tails = (anchors, answers) if self._asked(side) == "tail" else (answers, anchors)
+        return self.scoring.factors(heads, relations, tails)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form that run.json and config.json carry."""
@@ -81,7 +111,7 @@ class LinkModel:
             "score_function": self.name,
             "embedding_dim": self.dim,
             "relation_dim": self.relation_dim,
-            "metric": self.metric,
+            "metric": self.metric.name,
             "num_entities": self.num_entities,
             "num_relations": self.num_relations,
             "reciprocal": self.reciprocal,

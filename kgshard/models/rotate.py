@@ -1,20 +1,23 @@
-"""RotatE: -||h e^(i theta) - t||_2 over complex numbers, theta = the relation's angles (Sun et al., 2019).
+"""RotatE: -||h e^(i theta) - t|| over complex numbers, theta = the relation's angles (Sun et al., 2019).
 
-Entity rows are halves [real | imaginary]; a relation row is dim / 2 angles in radians. The distance is
-the 2-norm of the whole difference (the paper sums moduli; PyKEEN and dicee take the 2-norm), which is
-what an L2 index searches. A rotation keeps lengths, so the heads' query is the tail turned back.
+Entity rows are halves [real | imaginary]; a relation row is dim / 2 angles in radians. The distance is the
+2-norm of the whole difference, which is what an L2 index searches (PyKEEN and dicee take it too), or the
+sum of the moduli (the paper). A rotation keeps both, so the heads' query is the tail turned back.
 """
 
 import math
 
 from kgshard.models.arrays import Array, concat, cos, halves, sin
+from kgshard.models.metric import Metric
 from kgshard.models.scoring import ComplexScoring, Init
 
 
 class RotatE(ComplexScoring):
     """A relation rotates each complex coordinate."""
 
-    metric = "l2"
+    def __init__(self, metric: Metric) -> None:
+        """Compare by METRICS["l2"] or METRICS["moduli"]."""
+        self.metric = metric
 
     def relation_dim(self, dim: int) -> int:
         return dim // 2

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kgshard.initialise import BLOCK_ROWS, fill_initial_rows
-from kgshard.models.scoring import Init
+from kgshard.initialise import BLOCK_ROWS, fill_initial_rows, initial_shared
+from kgshard.models import find_scoring
+from kgshard.models.scoring import Columns, Init, SharedInit
 from kgshard.partition import RowPartition
 from kgshard.seeds import generator
 
@@ -18,7 +19,7 @@ NUM_ROWS = 2 * BLOCK_ROWS + 5
 
 
 def drawn(
-    rows: range, init: Init = NORMAL, *, seed: int = 1, table: str = "entity", dim: int = 2
+    rows: range, init: Init | Columns = NORMAL, *, seed: int = 1, table: str = "entity", dim: int = 2
 ) -> torch.Tensor:
     weight = torch.full((len(rows), dim), torch.nan)
     fill_initial_rows(weight, init, seed=seed, table=table, rows=rows)
@@ -87,6 +88,70 @@ def test_bfloat16_rows_are_the_float32_rows_rounded() -> None:
     weight = torch.empty(7, 2, dtype=torch.bfloat16)
     fill_initial_rows(weight, NORMAL, seed=1, table="entity", rows=range(3, 10))
     assert torch.equal(weight, WHOLE[3:10].bfloat16())
+
+
+COLUMNS: Columns = (
+    (2, Init("normal", 0.01)),
+    (1, Init("uniform", 0.0, center=1.0)),
+    (3, Init("uniform", 0.5, center=-2.0)),
+    (1, Init("normal", 0.0)),
+)
+
+
+def test_columns_start_each_in_their_own_way() -> None:
+    rows = drawn(range(NUM_ROWS), COLUMNS, dim=7)
+    assert float(rows[:, :2].std()) == pytest.approx(0.01, rel=0.03)
+    assert set(rows[:, 2].tolist()) == {1.0}
+    assert -2.5 <= float(rows[:, 3:6].min()) < -2.499
+    assert -1.501 < float(rows[:, 3:6].max()) <= -1.5
+    assert float(rows[:, 3:6].mean()) == pytest.approx(-2, abs=0.01)
+    assert set(rows[:, 6].tolist()) == {0.0}
+    assert len({tuple(row) for row in rows.tolist()}) == NUM_ROWS
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+def test_rows_of_columns_are_the_same_bits_at_any_world_size(world_size: int) -> None:
+    partition = RowPartition(NUM_ROWS, world_size)
+    parts = [drawn(partition.rows_of(rank), COLUMNS, dim=7) for rank in range(world_size)]
+    assert torch.equal(torch.cat(parts), drawn(range(NUM_ROWS), COLUMNS, dim=7))
+
+
+def test_one_column_for_all_is_no_columns() -> None:
+    assert torch.equal(drawn(range(NUM_ROWS), ((2, NORMAL),)), WHOLE)
+
+
+@pytest.mark.parametrize("dim", [6, 8])
+def test_columns_that_do_not_fill_the_row_are_refused(dim: int) -> None:
+    with pytest.raises(ValueError, match=f"do not add up to {dim} floats"):
+        drawn(range(3), COLUMNS, dim=dim)
+
+
+def test_shared_parameters_start_as_asked_and_each_by_its_name() -> None:
+    square = SharedInit((50, 40), Init("uniform", 0.25))
+    asked = {"core": square, "other": square, "gain": SharedInit((7,), Init("uniform", 0.0, center=1.0))}
+    values = initial_shared(asked, seed=3)
+    assert list(values) == list(asked)
+    assert {value.dtype for value in values.values()} == {torch.float32}
+    assert values["core"].shape == (50, 40)
+    assert float(values["core"].abs().max()) == pytest.approx(0.25, rel=0.01)
+    assert values["gain"].tolist() == [1.0] * 7
+    assert not torch.equal(values["core"], values["other"])
+    assert torch.equal(values["core"], initial_shared({"core": square}, seed=3)["core"])
+    assert not torch.equal(values["core"], initial_shared({"core": square}, seed=4)["core"])
+
+
+def test_shared_parameters_are_no_rows_of_a_table() -> None:
+    init = Init("normal", 0.01)
+    shared = initial_shared({"entity": SharedInit((4, 2), init)}, seed=1)["entity"]
+    assert not torch.equal(shared, drawn(range(4), init))
+
+
+def test_a_model_that_shares_nothing_starts_with_nothing() -> None:
+    assert initial_shared(find_scoring("complex").shared_init(8), seed=1) == {}
+    conve = initial_shared(find_scoring("conve").shared_init(24), seed=1)
+    assert list(conve) == ["filters", "filter_bias", "projection", "gain", "bias"]
+    assert conve["gain"].tolist() == [1.0] * 24
+    assert conve["bias"].tolist() == [0.0] * 24
 
 
 Key = tuple[int, str, *tuple[int, ...]]

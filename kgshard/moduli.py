@@ -1,0 +1,61 @@
+"""Sums of complex moduli between all queries and all candidates, in torch, a slice of queries at a time.
+
+Shape letters: B queries, N candidates, C complex coordinates, D = 2 C floats for each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_SLICE_NUMBERS = 1 << 20
+"""Complex differences held at once: 8 MiB of float32."""
+
+
+def moduli_distances(queries: Tensor, candidates: Tensor) -> Tensor:
+    """Return float[B, N]: sum_c |q_c - e_c| for rows [real | imaginary]; never B x N x D at once."""
+    distances: Tensor = _ModuliDistances.apply(queries, candidates)  # type: ignore[no-untyped-call]
+    return distances
+
+
+class _ModuliDistances(torch.autograd.Function):
+    """Differences are made again in the backward pass: keeping them would take B x N x D floats."""
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, candidates: Tensor) -> Tensor:
+        ctx.save_for_backward(queries, candidates)
+        sums = queries.new_empty(len(queries), len(candidates))
+        for part in _slices(queries, candidates):
+            _, _, modulus = _differences(queries[part], candidates)
+            sums[part] = modulus.sum(-1)
+        return sums
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        queries, candidates = ctx.saved_tensors
+        to_queries, to_candidates = torch.empty_like(queries), torch.zeros_like(candidates)
+        for part in _slices(queries, candidates):
+            real, imaginary, modulus = _differences(queries[part], candidates)
+            # The derivative of a modulus at 0 is taken as 0.
+            weights = gradient[part][..., None] / modulus.clamp_(min=1e-15)
+            pulls = torch.cat([real.mul_(weights), imaginary.mul_(weights)], dim=-1)
+            to_queries[part] = pulls.sum(1)
+            to_candidates -= pulls.sum(0)
+        return to_queries, to_candidates
+
+
+def _slices(queries: Tensor, candidates: Tensor) -> Iterator[slice]:
+    size = max(1, _SLICE_NUMBERS // max(1, candidates.numel() // 2))
+    return (slice(start, start + size) for start in range(0, len(queries), size))
+
+
+def _differences(queries: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return real and imaginary parts, and moduli, of all differences: float[b, N, C] each."""
+    (a, b), (c, d) = (rows.chunk(2, dim=-1) for rows in (queries, candidates))
+    real, imaginary = a[:, None] - c, b[:, None] - d
+    return real, imaginary, torch.hypot(real, imaginary)
