@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ class RowWiseShardedEmbedding(nn.Module):
         *,
         init: Init | None = None,
         seed: int = 0,
+        fill: Callable[[Tensor, range], None] | None = None,
         exchange: Exchange | None = None,
     ) -> None:
         """Allocate and fill this rank's rows.
@@ -61,6 +63,8 @@ class RowWiseShardedEmbedding(nn.Module):
             weight_dtype: dtype of the rows.
             init: Initial distribution; by default normal with standard deviation 1 / sqrt(embedding_dim).
             seed: Row r starts the same for one seed, whatever the world size.
+            fill: Writes the first values of some global rows to float[rows, embedding_dim]; replaces init
+                and seed.
             exchange: The other ranks; by default the process group of torch.distributed, or a world of one.
 
         Raises:
@@ -87,13 +91,11 @@ class RowWiseShardedEmbedding(nn.Module):
         self.weight = nn.Parameter(
             torch.empty(self.local_rows, embedding_dim, device=self.device, dtype=weight_dtype)
         )
-        fill_initial_rows(
-            self.weight.data,
-            init or Init("normal", embedding_dim**-0.5),
-            seed=seed,
-            table="entity",
-            rows=rows,
-        )
+        if fill is None:
+            init = init or Init("normal", embedding_dim**-0.5)
+            fill_initial_rows(self.weight.data, init, seed=seed, table="entity", rows=rows)
+        else:
+            fill(self.weight.data, rows)
         # torch forgets on the way to weight.grad that a gradient is coalesced.
         self.weight.register_post_accumulate_grad_hook(_coalesce_gradient)
         self._table = ShardedTable(self.weight.data, partition, exchange)
