@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from graphs import make_run, ring, tree
 from kgshard_tools.cli import COMMANDS, cli, run
 
 import kgshard.api
+from kgshard.models import SCORING
+from kgshard.models.link import LinkModel
 from kgshard.rank import run_task
 from kgshard.runs import Run
 
@@ -185,6 +188,45 @@ def test_vector_as_lines_and_as_json_is_the_row(finished: Run, capsys: pytest.Ca
     assert printed_json(capsys, "vector", finished.folder, f"#{row}") == value
 
 
+def test_models_as_json_say_what_each_model_stores(capsys: pytest.CaptureFixture[str]) -> None:
+    value = printed_json(capsys, "models", "--dim", 32)
+    assert value["dim"] == 32
+    assert [each["name"] for each in value["models"]] == list(SCORING)
+    for each in value["models"]:
+        scoring, name = SCORING[each["name"]], each["name"]
+        model = LinkModel(name=name, dim=32, num_entities=9, num_relations=2, reciprocal=True)
+        assert each["metric"] == model.metric.name
+        assert each["relation_floats"] == model.relation_dim
+        assert each["own_head_queries"] == scoring.has_head_queries
+        assert each["relation_prediction"] == scoring.has_relation_queries
+        assert each["shared"] == {key: list(how.shape) for key, how in scoring.shared_init(32).items()}
+        assert each["refused"] is None
+        assert re.search(r".*: .*\(.*(18|19|20)\d\d\b.*\)$", each["formula"]), each["formula"]
+
+
+def test_models_as_a_table_say_it_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = said(capsys, "models", "--dim", 200, "-q")
+    assert (code, err) == (0, "")
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert set(SCORING) <= set(lines)
+    formula = "TransE: -||h + r - t|| with the 2-norm or the 1-norm"
+    assert " ".join(lines["transe-l1"].split()).startswith(f"transe-l1 l1 200 0 yes no {formula}")
+    assert lines["rescal"].split()[1:6] == ["dot", "40,000", "0", "yes", "yes"]
+    assert lines["tucker"].split()[1:6] == ["dot", "30", "1,200,000", "yes", "yes"]
+    assert lines["conve"].split()[4] == "no"
+
+
+def test_a_model_that_has_no_form_of_a_dimension_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {each["name"]: each for each in printed_json(capsys, "models", "--dim", 9)["models"]}
+    assert found["complex"]["refused"] == "dim must be even for complex embeddings, got 9"
+    assert found["complex"]["relation_floats"] is found["complex"]["shared"] is None
+    assert found["distmult"]["refused"] is None
+    _, out, _ = said(capsys, "models", "--dim", 9)
+    (line,) = (line for line in out.splitlines() if line.startswith("complex "))
+    assert "-  yes" in line
+    assert line.endswith("dim must be even for complex embeddings, got 9")
+
+
 @pytest.mark.parametrize("name", ["merge-shards", "export", "index", "ingest"])
 def test_commands_that_write_files_say_which(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
@@ -306,6 +348,7 @@ def test_commands_that_need_no_torch_import_none(tmp_path: Path) -> None:
     lines = [
         ["--help"],
         *([name, "--help"] for name in COMMANDS),
+        ["models"],
         ["neighbors", folder, "e0"],
         ["vector", folder, "e0"],
         ["predict", folder, "--head", "e0", "--relation", "r0"],

@@ -48,6 +48,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "dim 0": ([*TRAIN, "--dim", "0"], "--dim must be >= 1, got 0"),
     "odd dim": ([*TRAIN, "--dim", "7", "--model", "complex"], "--dim 7"),
     "dim in words": ([*TRAIN, "--dim", "ten"], "--dim"),
+    "models of dim 0": (["models", "--dim", "0"], "--dim must be >= 1, got 0"),
     "epochs 0": ([*TRAIN, "--epochs", "0"], "--epochs must be >= 1, got 0"),
     "batch size 0": ([*TRAIN, "--batch-size", "0"], "--batch-size must be >= 1"),
     "no negatives": ([*TRAIN, "--negatives", "0"], "--negatives must be >= 1"),
@@ -57,7 +58,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "nproc 0": ([*TRAIN, "--nproc-per-node", "0"], "--nproc-per-node must be >= 1, got 0"),
     "nproc below 0": (["evaluate", "run", "--nproc-per-node", "-2"], "--nproc-per-node must be >= 1, got -2"),
     "unknown model": ([*TRAIN, "--model", "complx"], "did you mean complex?"),
-    "unknown optimizer": ([*TRAIN, "--optimizer", "sgd"], "known: adagrad"),
+    "unknown optimizer": ([*TRAIN, "--optimizer", "rmsprop"], "known: adagrad"),
     "unknown corruption": ([*TRAIN, "--corruption", "none"], "--corruption"),
     "unknown device": ([*TRAIN, "--device", "tpu"], "--device"),
     "unknown option": ([*TRAIN, "--dimm", "3"], "--dimm"),
@@ -201,7 +202,7 @@ def test_a_damaged_run_is_one_line_that_names_the_file(
 
 def test_a_run_without_a_checkpoint_says_so(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "run" / "LATEST").unlink()
-    for arguments in (["evaluate", "run"], ["export", "run"], ["vector", "run", "e0"]):
+    for arguments in (["evaluate", "run", "--split", "train"], ["export", "run"], ["vector", "run", "e0"]):
         assert run(arguments) == 2
         assert "no checkpoint yet" in capsys.readouterr().err
 

@@ -93,6 +93,26 @@ def test_arrays_are_the_tables(tmp_path: Path, model: str, corruption: str) -> N
         np.testing.assert_array_equal(arrays["inverse_relations"], relations[2:].astype(np.float32))
 
 
+@pytest.mark.parametrize("model", ["tucker", "conve", "keci"])
+def test_parameters_that_all_rows_share_are_arrays_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    run = make_run(tmp_path, ring(9), dim=16, model=model, world_size=2)
+    for _ in range(2):  # The second replaces the first.
+        written = export(run.folder, "numpy", tmp_path / "arrays")
+    shared = run.checkpoint.shared
+    files = {path.name for path in (tmp_path / "arrays").glob("shared-*")}
+    assert files == {f"shared-{name}.npy" for name in run.model.scoring.shared_init(16)}
+    monkeypatch.chdir(tmp_path / "arrays")
+    names: dict[str, Any] = {}
+    for note in written.notes:
+        exec(note, names)
+    assert set(names["shared"]) == set(shared)
+    for name, values in names["shared"].items():
+        assert values.dtype.str == "<f4"
+        np.testing.assert_array_equal(values, shared[name])
+
+
 def test_more_ranks_than_entities_export_the_same_rows(tmp_path: Path) -> None:
     rows = np.repeat(np.arange(3.0)[:, None], 2, axis=1)
     run = make_run(tmp_path, ring(3), dim=2, entities=rows, world_size=8)

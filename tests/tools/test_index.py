@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any, cast
 
 import faiss
 import numpy as np
@@ -13,25 +15,77 @@ from kgshard_tools.answers import load
 from kgshard_tools.index import build_index
 
 from kgshard.errors import ConfigError, NonFiniteError, RunError
-from kgshard.runs import open_run
+from kgshard.models import SCORING
+from kgshard.models.scoring import Side
+from kgshard.runs import Run, open_run
 
-FAISS_METRICS = {
-    "distmult": faiss.METRIC_INNER_PRODUCT,
-    "complex": faiss.METRIC_INNER_PRODUCT,
-    "transe": faiss.METRIC_L2,
-    "transe-l1": faiss.METRIC_L1,
-    "rotate": faiss.METRIC_L2,
-}
+FAISS_METRICS = {"dot": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2, "l1": faiss.METRIC_L1}
+SEARCHABLE = sorted(name for name, scoring in SCORING.items() if scoring.metric.name in FAISS_METRICS)
+NOT_SEARCHABLE = sorted(set(SCORING) - set(SEARCHABLE))
+DIM = 16
+"""Suits every model."""
 
 
-@pytest.mark.parametrize("model", sorted(FAISS_METRICS))
-def test_the_links_index_holds_the_table_under_the_metric_of_the_model(tmp_path: Path, model: str) -> None:
-    entities = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32)
-    run = make_run(tmp_path, ring(9), dim=4, model=model, entities=entities, world_size=12)
+def indexes_of(run: Run) -> dict[str, Any]:
+    return {path.stem: faiss.read_index(str(path)) for path in (run.folder / "index").glob("*.faiss")}
+
+
+def sidecar_of(run: Run) -> dict[str, Any]:
+    entries: dict[str, Any] = json.loads((run.folder / "index" / "index.json").read_text())["indexes"]
+    return entries
+
+
+@pytest.mark.parametrize("model", SEARCHABLE)
+def test_the_links_index_holds_candidates_under_the_metric_of_the_model(tmp_path: Path, model: str) -> None:
+    """Entity rows themselves, for most models; either way one index is for both sides."""
+    run = make_run(tmp_path, ring(9), dim=DIM, model=model, world_size=12)
     build_index(run.folder, "links")
-    index = faiss.read_index(str(run.folder / "index" / "links.faiss"))
-    assert index.metric_type == FAISS_METRICS[model]
-    np.testing.assert_array_equal(index.reconstruct_n(0, index.ntotal), entities)
+    (index,) = indexes_of(run).values()
+    assert index.metric_type == FAISS_METRICS[SCORING[model].metric.name]
+    entities = run.checkpoint.entities.read(range(9))
+    held = index.reconstruct_n(0, index.ntotal)
+    expected = run.model.candidates("tail", entities.astype(np.float64)).astype(np.float32)
+    np.testing.assert_array_equal(held, expected)
+    entry = sidecar_of(run)["links"]
+    compares_rows = held.shape == entities.shape and bool((held == entities).all())
+    assert entry["transform"] == ("none" if compares_rows else "candidates")
+    assert (entry["metric"], entry["dim"]) == (SCORING[model].metric.name, held.shape[1])
+
+
+@pytest.mark.parametrize("model", sorted({"mure", "cp", "complex", "transe"}))
+def test_where_candidates_for_heads_are_others_each_side_has_an_index(tmp_path: Path, model: str) -> None:
+    run = make_run(tmp_path, ring(9), dim=DIM, model=model, corruption="both-sides")
+    written = build_index(run.folder, "links")
+    indexes, entities = indexes_of(run), run.checkpoint.entities.read(range(9)).astype(np.float64)
+    sides = {"links-head": "head", "links-tail": "tail"} if model in ("mure", "cp") else {"links": "tail"}
+    assert set(indexes) == set(sidecar_of(run)) == set(sides)
+    assert [Path(file).name for file in written.files] == [*(f"{name}.faiss" for name in sides), "index.json"]
+    for name, side in sides.items():
+        expected = run.model.candidates(cast(Side, side), entities).astype(np.float32)
+        np.testing.assert_array_equal(indexes[name].reconstruct_n(0, 9), expected)
+
+
+@pytest.mark.parametrize("model", NOT_SEARCHABLE)
+def test_what_faiss_cannot_compare_is_refused_and_said_not_to_matter(tmp_path: Path, model: str) -> None:
+    run = make_run(tmp_path, ring(60), dim=DIM, model=model)
+    without = load(run.folder).predict_tails("e0", "r0", 5)
+    metric = SCORING[model].metric.name
+    words = f"--for links: FAISS has no metric '{metric}', which {model} is compared by; predict scans"
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        build_index(run.folder, "links")
+    assert not (run.folder / "index").exists()
+    written = build_index(run.folder, "both")
+    assert set(indexes_of(run)) == {"neighbors"}
+    (note,) = written.notes
+    assert note.startswith("no index for links: ")
+    assert build_index(run.folder, "neighbors").notes == []
+    assert load(run.folder).predict_tails("e0", "r0", 5) == without
+
+
+def test_some_models_are_searchable_and_some_are_not() -> None:
+    """The negative control: both kinds were tested."""
+    assert {"complex", "transe", "transe-l1", "mure"} <= set(SEARCHABLE)
+    assert {"transh", "rotate-moduli"} <= set(NOT_SEARCHABLE)
 
 
 def test_the_neighbors_index_holds_rows_of_length_one(tmp_path: Path) -> None:
@@ -58,17 +112,15 @@ def test_only_what_was_asked_for_is_built(tmp_path: Path, purpose: str, names: l
     assert sorted(path.name for path in (run.folder / "index").iterdir()) == sorted([*files, "index.json"])
     assert [Path(file).name for file in written.files] == [*files, "index.json"]
     assert written.rows == 9
-    sidecar = json.loads((run.folder / "index" / "index.json").read_text())
-    assert sidecar["format"] == "kgshard.index/1"
-    assert sorted(sidecar["indexes"]) == names
+    assert sorted(sidecar_of(run)) == names
+    assert json.loads((run.folder / "index" / "index.json").read_text())["format"] == "kgshard.index/1"
 
 
 def test_building_one_keeps_the_other(tmp_path: Path) -> None:
     run = make_run(tmp_path, ring(9), dim=4)
     build_index(run.folder, "links")
     build_index(run.folder, "neighbors")
-    sidecar = json.loads((run.folder / "index" / "index.json").read_text())
-    assert sorted(sidecar["indexes"]) == ["links", "neighbors"]
+    assert sorted(sidecar_of(run)) == ["links", "neighbors"]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -131,6 +183,28 @@ def test_an_index_of_another_run_is_refused(tmp_path: Path) -> None:
     (other.folder / "index").rename(run.folder / "index")
     with pytest.raises(RunError, match=r"run_id is .*run kgshard index again"):
         load(run.folder).predict_tails("e0", "r0")
+
+
+@pytest.mark.parametrize(("key", "value"), [("metric", "l2"), ("transform", "candidates")])
+def test_an_index_of_another_kind_is_refused(tmp_path: Path, key: str, value: str) -> None:
+    run = make_run(tmp_path, ring(9), dim=4)
+    build_index(run.folder)
+    path = run.folder / "index" / "index.json"
+    sidecar = json.loads(path.read_text())
+    sidecar["indexes"]["links"][key] = value
+    path.write_text(json.dumps(sidecar))
+    with pytest.raises(RunError, match=rf"links\.faiss: {key} is {value}, .*run kgshard index again"):
+        load(run.folder).predict_tails("e0", "r0")
+
+
+def test_candidates_that_leave_float32_are_refused_by_name(tmp_path: Path) -> None:
+    """Rows fit float32, the squares that MuRE makes of them do not: FAISS would see infinity."""
+    entities = np.ones((9, 4))
+    entities[5, 0] = 1e25
+    run = make_run(tmp_path, ring(9), dim=4, model="mure", entities=entities)
+    with pytest.raises(NonFiniteError, match=f"entity 5 .*{run.dataset.entities[5]}"):
+        build_index(run.folder, "links")
+    assert load(run.folder).predict_tails("e0", "r0", 3)
 
 
 @pytest.mark.parametrize("position", [-1, 60, 200])

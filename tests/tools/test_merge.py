@@ -19,6 +19,7 @@ from safetensors.torch import load_file as load_torch_file
 
 from kgshard.errors import RunError, ShardError
 from kgshard.runs import Run
+from kgshard.shards import ITEM_BYTES, read_header
 
 # VmHWM, not getrusage: a child's ru_maxrss begins at what its parent had when it forked.
 MEASURE = """
@@ -117,12 +118,37 @@ def test_merging_again_replaces_the_earlier_result(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_folder_is_a_source_too(tmp_path: Path) -> None:
-    run = make_run(tmp_path, ring(5), dim=2, entities=np.ones((5, 2)))
-    first = run.checkpoint.folder
-    save_tables(run, np.full((5, 2), 2.0), np.zeros((2, 2)), step=2, world_size=3)
-    for source, value in ((first, 1.0), (run.folder, 2.0)):
+    """A run itself stands for the checkpoint that did best on valid, where one was told to."""
+    run = begin_run(tmp_path, ring(5), dim=2)
+    best = save_tables(run, np.full((5, 2), 1.0), np.zeros((2, 2)), step=1, best=True)
+    newest = save_tables(run, np.full((5, 2), 2.0), np.zeros((2, 2)), step=2, world_size=3)
+    for source, value in ((best, 1.0), (newest, 2.0), (run.folder, 1.0)):
         merge_shards(source, tmp_path / "m.safetensors")
         assert (load_file(tmp_path / "m.safetensors")[ENTITIES] == value).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("model", ["tucker:3", "conve", "keci:1,1"])
+def test_parameters_that_all_rows_share_are_merged_too(
+    tmp_path: Path, model: str, dtype: torch.dtype
+) -> None:
+    """In bfloat16 five rows of three floats are 30 bytes; what follows must still be mappable."""
+    dim = 3 if model == "tucker:3" else 15
+    run = make_run(tmp_path, ring(5), dim=dim, model=model, world_size=2, dtype=dtype)
+    merge_shards(run.folder, tmp_path / "m.safetensors")
+    merged = load_torch_file(tmp_path / "m.safetensors")
+    shared = run.checkpoint.shared
+    assert set(shared) == set(run.model.scoring.shared_init(dim))
+    assert set(merged) == {ENTITIES, RELATIONS, *(f"shared.{name}" for name in shared)}
+    for name, values in shared.items():
+        assert merged[f"shared.{name}"].dtype == torch.float32
+        np.testing.assert_array_equal(merged[f"shared.{name}"].numpy(), values)
+        assert values.any()
+    for info in read_header(tmp_path / "m.safetensors")[0].values():
+        assert info.offset % ITEM_BYTES[info.dtype] == 0
+    for table in (run.checkpoint.entities, run.checkpoint.relations):
+        assert merged[table.name].dtype == dtype
+        np.testing.assert_array_equal(merged[table.name].float().numpy(), table.read(range(table.num_rows)))
 
 
 def test_a_relative_checkpoint_folder_finds_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

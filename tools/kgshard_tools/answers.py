@@ -20,12 +20,13 @@ from kgshard.errors import ConfigError, NonFiniteError
 from kgshard.files import AnyPath
 from kgshard.known import known_answers
 from kgshard.models.link import SIDES, Side
-from kgshard.models.metric import score_pairs
+from kgshard.models.metric import METRICS
 from kgshard.shards import Floats
 from kgshard.vocabulary import Vocabulary
-from kgshard_tools.index import Purpose, find_index
+from kgshard_tools.index import Contents, link_contents, neighbor_contents, open_source
+from kgshard_tools.lifts import link_lift, unit_rows
 from kgshard_tools.results import Answer, Answers, Evaluation
-from kgshard_tools.search import CandidateSource, Ids, Scan, Scores, search, unit_rows
+from kgshard_tools.search import CandidateSource, Ids, Scan, Scores, search
 from kgshard_tools.stored import open_stored
 
 Similarity = Literal["cosine", "dot", "l2", "l1"]
@@ -37,10 +38,11 @@ class TrainedModel:
     """What a run learned, with the labels of its graph. Tables stay on disk, memory-mapped."""
 
     def __init__(self, run: AnyPath) -> None:
-        """Open a run's newest checkpoint, or one of its checkpoint folders."""
+        """Open a run's best or newest checkpoint, or one of its checkpoint folders."""
         self._stored = open_stored(run)
         self.link_model = self._stored.model
         self._table = self._stored.checkpoint.entities
+        self._sources: dict[str, CandidateSource] = {}
 
     @property
     def entities(self) -> Vocabulary:
@@ -140,9 +142,8 @@ class TrainedModel:
         relations = self.relations.ids_of(triple[1] for triple in triples)
         anchors, answers = (heads, tails) if side == "tail" else (tails, heads)
         queries = self._queries(side, anchors, relations)
-        scores: Scores = score_pairs(
-            self.link_model.metric, queries, self._table.gather(answers).astype(np.float64)
-        )
+        candidates = link_lift(self.link_model, side)(self._table.gather(answers).astype(np.float64))
+        scores: Scores = self.link_model.metric.score_pairs(queries, candidates)
         return scores
 
     def evaluate(self, split: str = "test", *, filtered: bool = True, nproc_per_node: int = 1) -> Evaluation:
@@ -166,7 +167,7 @@ class TrainedModel:
             raise NonFiniteError(f"the query of {anchor_name!r} and {relation_name!r} is not finite")
         splits = self._known_answers(side, anchor, relation)
         excluded = np.array(sorted(splits) if not with_known else [], np.int64)
-        ids, scores = search(self._link_source, query, k, excluded)
+        ids, scores = search(self._source(link_contents(self._stored, side)), query, k, excluded)
         given = "head" if side == "tail" else "tail"
         described = {
             given: self.entities[anchor],
@@ -192,11 +193,16 @@ class TrainedModel:
         """All triples by split: mapped and checked once, however many questions need them."""
         return {split: self._stored.dataset.triples(split) for split in SPLITS}
 
+    @cached_property
+    def _shared(self) -> dict[str, npt.NDArray[np.float64]]:
+        """The parameters that all rows share, widened."""
+        return {name: values.astype(np.float64) for name, values in self._stored.checkpoint.shared.items()}
+
     def _queries(self, side: Side, anchors: Ids, relations: Ids) -> npt.NDArray[np.float64]:
         rows = self._stored.checkpoint.relations.gather(self.link_model.relation_row(side, relations))
-        anchor_rows = self._table.gather(anchors)
+        anchor_rows = self._table.gather(anchors).astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):  # Who asks checks that it is finite.
-            return self.link_model.queries(side, anchor_rows.astype(np.float64), rows.astype(np.float64))
+            return self.link_model.queries(side, anchor_rows, rows.astype(np.float64), self._shared)
 
     def _answers(self, query: dict[str, Any], ids: Ids, scores: Scores, splits: dict[int, str]) -> Answers:
         """Name the answers; `splits` tells which of them are known, and from where."""
@@ -210,26 +216,16 @@ class TrainedModel:
             ],
         )
 
-    @cached_property
-    def _link_source(self) -> CandidateSource:
-        return self._indexed("links") or Scan(self._table, self.link_model.metric, labels=self.entities)
-
     def _similarity_source(self, metric: Similarity) -> CandidateSource:
         if metric == "cosine":
-            return self._cosine_source
-        return Scan(self._table, metric, labels=self.entities)
+            return self._source(neighbor_contents())
+        return Scan(self._table, METRICS[metric], labels=self.entities)
 
-    @cached_property
-    def _cosine_source(self) -> CandidateSource:
-        return self._indexed("neighbors") or Scan(self._table, "dot", normalized=True, labels=self.entities)
-
-    def _indexed(self, purpose: Purpose) -> CandidateSource | None:
-        found = find_index(self._stored, purpose)
-        if found is None:
-            return None
-        from kgshard_tools.index.flat import FlatIndex  # faiss: only where an index was built
-
-        return FlatIndex(found, self._table, labels=self.entities)
+    def _source(self, contents: Contents) -> CandidateSource:
+        """Return what finds the best of some contents; each is opened once."""
+        if contents.name not in self._sources:
+            self._sources[contents.name] = open_source(self._stored, contents)
+        return self._sources[contents.name]
 
 
 def _checked(k: SupportsIndex) -> int:

@@ -21,7 +21,9 @@ from kgshard_tools.terminal import reader_may_leave, shown
 
 COMMANDS = {
     "ingest": "Turn triples into a prepared dataset.",
+    "models": "List the models that can be trained.",
     "train": "Train embeddings on row-sharded tables.",
+    "curves": "Draw a run's loss and validation curves.",
     "evaluate": "Rank a split's triples among all entities.",
     "merge-shards": "Merge a run's shards into one safetensors file.",
     "export": "Write a run's tables for other programs.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,7 +25,7 @@ from kgshard.files import (
     write_json,
 )
 from kgshard.runs import MANIFEST_FILE
-from kgshard.shards import StoredTable, header_bytes
+from kgshard.shards import ITEM_BYTES, StoredTable, header_bytes
 from kgshard_tools.stored import CONFIG_FILE, Stored, is_ours, open_stored
 from kgshard_tools.written import Written, describe_folder
 
@@ -35,7 +35,9 @@ _NAMES = (MODEL_FILE, CONFIG_FILE, *_LABEL_FILES)
 
 
 def merge_shards(source: AnyPath, out: AnyPath | None = None, *, verify: bool = False) -> Written:
-    """Write the entity and relation tables of a checkpoint to one safetensors file, in row order.
+    """Write the tables of a checkpoint to one safetensors file, entities and relations in row order.
+
+    Parameters that all rows share are in it as `shared.NAME`, float32.
 
     Args:
         source: A run, or one of its checkpoint folders.
@@ -83,22 +85,29 @@ def _write_folder(stored: Stored, folder: Path) -> None:
 
 
 def _write_model(stored: Stored, path: Path) -> None:
-    tables = [stored.checkpoint.entities, stored.checkpoint.relations]
-    shapes: dict[str, tuple[str, Sequence[int]]] = {
-        table.name: (table.dtype, table.shape) for table in tables
+    tables = {table.name: table for table in (stored.checkpoint.entities, stored.checkpoint.relations)}
+    shared = {f"shared.{name}": values for name, values in stored.checkpoint.shared.items()}
+    tensors: dict[str, tuple[str, Sequence[int]]] = {
+        **{name: (table.dtype, table.shape) for name, table in tables.items()},
+        **{name: ("F32", values.shape) for name, values in shared.items()},
     }
+    # Wide numbers first, as the safetensors package has it: so all lie where they can be mapped.
+    tensors = dict(sorted(tensors.items(), key=lambda item: -ITEM_BYTES[item[1][0]]))
     with path.open("wb") as file:
-        file.write(header_bytes(shapes, {"format": "pt"}))
-        for table in tables:
-            copy_rows(table, range(table.num_rows), file)
-    _check_readable(path, tables)
+        file.write(header_bytes(tensors, {"format": "pt"}))
+        for name in tensors:
+            if name in tables:
+                copy_rows(tables[name], range(tables[name].num_rows), file)
+            else:
+                file.write(shared[name].astype("<f4").tobytes())
+    _check_readable(path, tensors)
 
 
-def _check_readable(path: Path, tables: Sequence[StoredTable]) -> None:
+def _check_readable(path: Path, tensors: Mapping[str, tuple[str, Sequence[int]]]) -> None:
     """Let the safetensors package, which users will read the file with, confirm what is in it."""
     with safe_open(path, framework="numpy") as file:
-        for table in tables:
-            assert tuple(file.get_slice(table.name).get_shape()) == table.shape, path
+        for name, (_, shape) in tensors.items():
+            assert tuple(file.get_slice(name).get_shape()) == tuple(shape), path
 
 
 def copy_rows(table: StoredTable, rows: range, target: BinaryIO) -> None:

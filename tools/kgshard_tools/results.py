@@ -8,7 +8,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kgshard.models.link import SIDES
+from kgshard.protocol import protocol_line
 from kgshard_tools.terminal import shown
+
+MAX_GROUPS = 20
+"""Groups of a breakdown that a table shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +86,13 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Ranking metrics with the protocol that gave them."""
+    """Ranking metrics with the protocol that gave them; see `kgshard.evaluate`."""
 
     result: dict[str, Any]
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Over both sides: "mrr", "mr", "hits@1", "hits@3", "hits@10"."""
+        """Over all sides asked for: "mrr", "mr", "hits@1", "hits@3", "hits@10", "amr", "amri"."""
         metrics: dict[str, float] = self.result["metrics"]
         return metrics
 
@@ -95,25 +100,49 @@ class Evaluation:
         return self.result
 
     def lines(self) -> list[str]:
-        """Return the protocol and a table: both sides, head, tail."""
-        protocol = self.result["protocol"]
-        filters = "+".join(protocol["filter"]) or "nothing"
-        lines = [
-            f"{protocol['split']}: {protocol['triples']:,} triples, {protocol['queries']:,} queries "
-            f"among all {protocol['candidates']:,} entities; filtered by {filters}; "
-            f"{protocol['ties']} ranks; heads by {protocol['head_queries']}; step {protocol['step']}",
-            " " * 6 + "".join(f"{name:>10}" for name in self.metrics),
-        ]
-        for side, metrics in (
-            ("both", self.metrics),
-            ("head", self.result["head"]),
-            ("tail", self.result["tail"]),
-        ):
-            cells = "".join(
-                f"{value:10.1f}" if name == "mr" else f"{value:10.4f}" for name, value in metrics.items()
-            )
-            lines.append(f"{side:<6}{cells}")
+        """Return the protocol, a table (both sides, head, tail), and one for each breakdown."""
+        lines = [shown(protocol_line(self.result["protocol"]))]
+        lines.append(" " * 6 + "".join(f"{name:>10}" for name in self.metrics))
+        sides = [side for side in SIDES if self.result[side]]
+        if len(sides) == len(SIDES):
+            lines += self._rows("both", "metrics")
+        for side in sides:
+            lines += self._rows(side, side)
+        if "ties" in self.result:
+            rules = self.result["ties"].items()
+            lines.append("mrr by ties: " + ", ".join(f"{rule} {found['mrr']:.4f}" for rule, found in rules))
+        for by, groups in self.result.get("by", {}).items():
+            lines += ["", *_group_lines(by, groups)]
         return lines
+
+    def _rows(self, name: str, part: str) -> list[str]:
+        """Return a row of the table; where the figures are estimates, also the halves of their intervals."""
+        metrics: dict[str, float] = self.result[part]
+        rows = [f"{name:<6}" + "".join(_cell(metric, value) for metric, value in metrics.items())]
+        intervals: dict[str, list[float]] | None = self.result.get("intervals", {}).get(part)
+        if intervals:
+            halves = ((metric, (high - low) / 2) for metric, (low, high) in intervals.items())
+            rows.append(f"{'±95 %':<6}" + "".join(_cell(metric, half) for metric, half in halves))
+        return rows
 
     def __repr__(self) -> str:
         return "\n".join(self.lines())
+
+
+def _cell(metric: str, value: float) -> str:
+    return f"{value:10.1f}" if metric == "mr" else f"{value:10.4f}"
+
+
+def _group_lines(by: str, groups: list[dict[str, Any]]) -> list[str]:
+    """Return a table of one breakdown; labels come last, for they may be long."""
+    asked = [part for part in ("metrics", "head", "tail") if any(group[part] for group in groups)]
+    columns = [(part, metric) for part in asked for metric in ("mrr", "hits@10")]
+    names = [metric if part == "metrics" else f"{part} {metric}" for part, metric in columns]
+    note = " (estimates; --json has their intervals)" if "intervals" in groups[0] else ""
+    lines = [f"{'triples':>9}" + "".join(f"{name:>14}" for name in names) + f"  {by}{note}"]
+    for group in groups[:MAX_GROUPS]:
+        cells = (f"{group[part][metric]:14.4f}" if group[part] else f"{'':>14}" for part, metric in columns)
+        lines.append(f"{group['triples']:9,}{''.join(cells)}  {shown(group['label'])}")
+    if len(groups) > MAX_GROUPS:
+        lines.append(f"and {len(groups) - MAX_GROUPS:,} more; --json has them all")
+    return lines

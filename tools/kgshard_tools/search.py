@@ -6,7 +6,8 @@ that rounding cannot have hidden a better row; else more candidates are fetched.
 trusted at all, float64 looks at every row. So answers are those of float64 arithmetic on the stored rows,
 ties by lower row, whatever fetched the candidates.
 
-Shape letters: N rows, D floats for each row, F fetched candidates.
+Shape letters: N rows, D floats for each row, E floats for each candidate made of one, Q floats for a query
+(as many as E, or what the metric wants), F fetched candidates.
 """
 
 from __future__ import annotations
@@ -19,14 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kgshard.errors import NonFiniteError
-from kgshard.models.metric import (
-    Metric,
-    compare_pairs,
-    comparison_slack,
-    is_beyond_float32,
-    score_from_comparison,
-)
+from kgshard.models.metric import Metric, is_beyond_float32
 from kgshard.shards import Floats, StoredTable, first_non_finite
+from kgshard_tools.lifts import AS_STORED, Lift, squares
 
 Ids = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float64]
@@ -45,51 +41,59 @@ class Fetched:
     worst: float
     """No row that was not fetched has a higher comparison value."""
     longest: float
-    """The largest 2-norm among all rows, to bound rounding."""
+    """The largest 2-norm among all candidates, to bound rounding."""
 
 
 class CandidateSource(ABC):
     """Something that finds the best rows of a table, nearly."""
 
     def __init__(
-        self, table: StoredTable, metric: Metric, *, normalized: bool = False, labels: Sequence[str] = ()
+        self, table: StoredTable, metric: Metric, lift: Lift = AS_STORED, *, labels: Sequence[str] = ()
     ) -> None:
         """Search `table`.
 
         Args:
             table: The rows.
             metric: How to compare.
-            normalized: Compare with every row divided by its 2-norm; rows of zeros stay.
+            lift: What queries are compared with, made from the rows.
             labels: Names of the rows, for messages.
         """
         self.table = table
         self.metric = metric
-        self.normalized = normalized
+        self.lift = lift
+        self.width = lift.width(table.dim)
+        """E."""
         self.labels = labels
 
     def __len__(self) -> int:
         return self.table.num_rows
 
     @abstractmethod
-    def fetch(self, query: Floats, count: int, excluded: Ids) -> Fetched:
-        """Return the `count` best rows but `excluded`; there are more than `count`."""
+    def fetch(self, query: Scores, count: int, excluded: Ids) -> Fetched:
+        """Return the `count` best rows for a query float64[Q] but `excluded`; there are more than `count`."""
 
-    def rows(self, ids: Ids) -> npt.NDArray[np.float64]:
-        """Return float64[I, D]: the rows that scores are defined on.
+    def candidates(self, ids: Ids) -> Scores:
+        """Return float64[I, E]: what scores are defined on.
 
         Raises:
-            NonFiniteError: One of them is NaN or infinite.
+            NonFiniteError: A row, or what is made of it, is NaN or infinite.
         """
-        rows = self.table.gather(ids).astype(np.float64)
+        return self._lifted(self.table.gather(ids), ids)
+
+    def _lifted(self, rows: Floats, ids: Ids | range) -> Scores:
+        """Return float64[I, E] of rows float32[I, D] whose ids are given; see `candidates`."""
+        wide = rows.astype(np.float64)
+        self._check_finite(wide, ids)
+        lifted = self.lift(wide)
+        self._check_finite(lifted, ids)
+        return lifted
+
+    def _check_finite(self, rows: Scores, ids: Ids | range) -> None:
         bad = first_non_finite(rows)
         if bad is not None:
-            raise self.not_finite(int(ids[bad]))
-        return unit_rows(rows) if self.normalized else rows
-
-    def not_finite(self, row: int) -> NonFiniteError:
-        """Return the error that names a row."""
-        name = f" ({self.labels[row]!r})" if len(self.labels) else ""
-        return NonFiniteError(f"entity {row}{name} is not finite; such a run cannot be searched")
+            row = int(ids[bad])
+            name = f" ({self.labels[row]!r})" if len(self.labels) else ""
+            raise NonFiniteError(f"entity {row}{name} is not finite; such a run cannot be searched")
 
 
 def search(source: CandidateSource, query: Scores, k: int, excluded: Ids) -> tuple[Ids, Scores]:
@@ -97,7 +101,7 @@ def search(source: CandidateSource, query: Scores, k: int, excluded: Ids) -> tup
 
     Args:
         source: Where candidates come from.
-        query: float64[D], finite.
+        query: float64[Q], finite.
         k: How many, >= 1.
         excluded: int64 rows that are no answers.
 
@@ -108,11 +112,9 @@ def search(source: CandidateSource, query: Scores, k: int, excluded: Ids) -> tup
     num_left = len(source) - len(excluded)
     k = min(k, num_left)
     count = k + _SPARE
-    with np.errstate(over="ignore"):  # `_slack` sees to that.
-        narrow = query.astype(np.float32)
     while count < num_left:
-        fetched = source.fetch(narrow, count, excluded)
-        slack = _slack(source.metric, query, fetched.longest)
+        fetched = source.fetch(query, count, excluded)
+        slack = _slack(source, query, fetched.longest)
         if slack is None:
             break
         ids, values = _best(source, query, k, fetched.ids)
@@ -123,17 +125,17 @@ def search(source: CandidateSource, query: Scores, k: int, excluded: Ids) -> tup
     return ids, _scores(source.metric, values)
 
 
-def _slack(metric: Metric, query: Scores, longest: float) -> float | None:
+def _slack(source: CandidateSource, query: Scores, longest: float) -> float | None:
     """Return how far a float32 comparison value may be off, or None where that cannot be told."""
-    length = np.array([np.linalg.norm(query)])
-    if is_beyond_float32(len(query), length, longest)[0]:
+    length = source.metric.lengths(query[None])
+    if not np.isfinite(longest) or is_beyond_float32(source.width, length, longest)[0]:
         return None
-    return float(comparison_slack(metric, len(query), length, longest)[0])
+    return float(source.metric.slack(source.width, length, longest)[0])
 
 
 def _best(source: CandidateSource, query: Scores, k: int, ids: Ids) -> tuple[Ids, Scores]:
     """Return the k best of some rows and their float64 comparison values, best first, ties by lower row."""
-    values = compare_pairs(source.metric, query[None], source.rows(ids))
+    values = source.metric.compare_pairs(query[None], source.candidates(ids))
     order = np.lexsort((ids, -values))[:k]
     return ids[order], values[order]
 
@@ -151,17 +153,18 @@ def _best_of_all(source: CandidateSource, query: Scores, k: int, excluded: Ids) 
 
 
 def _scores(metric: Metric, values: Scores) -> Scores:
-    return np.array([score_from_comparison(metric, value) for value in values.tolist()])
+    return np.array([metric.score(value) for value in values.tolist()])
 
 
 class Scan(CandidateSource):
     """Candidates from one pass over the rows as they are stored, block by block."""
 
-    def fetch(self, query: Floats, count: int, excluded: Ids) -> Fetched:
+    def fetch(self, query: Scores, count: int, excluded: Ids) -> Fetched:
         ids, values, longest = np.empty(0, np.int64), np.empty(0, np.float32), 0.0
         with np.errstate(over="ignore", invalid="ignore"):  # `search` sees to both.
+            narrow = query[None].astype(np.float32)
             for block, rows in self.table.blocks(size=_BLOCK_ROWS):
-                block_values, block_longest = self._compare(query, rows, block)
+                block_values, block_longest = self._compare(narrow, rows, block)
                 longest = max(longest, block_longest)
                 allowed = np.setdiff1d(np.arange(block.start, block.stop), excluded, assume_unique=True)
                 ids = np.concatenate([ids, allowed])
@@ -169,25 +172,16 @@ class Scan(CandidateSource):
                 if len(ids) > count:
                     best = np.argpartition(-values, count - 1)[:count]
                     ids, values = ids[best], values[best]
-        return Fetched(ids, float(values.min()), longest)
+            worst = float(values.min()) + float(self.metric.constant(query[None])[0])
+        return Fetched(ids, worst, longest)
 
     def _compare(self, query: Floats, rows: Floats, block: range) -> tuple[Floats, float]:
-        """Return comparison values float32[n], and the largest 2-norm of what was compared."""
-        lengths = np.linalg.norm(rows, axis=1)
-        bad = first_non_finite(rows) if not np.isfinite(lengths).all() else None
-        if bad is not None:
-            raise self.not_finite(block.start + bad)
-        if self.normalized:
-            if not ((lengths > 1e-15) & (lengths < 1e15)).all():
-                # Squares of these leave float32.
-                rows = unit_rows(rows.astype(np.float64)).astype(np.float32)
-                return rows @ query, 1.0
-            return (rows @ query) / lengths, 1.0
-        values = rows @ query if self.metric == "dot" else compare_pairs(self.metric, query[None], rows)
-        return values.astype(np.float32, copy=False), float(lengths.max()) * (1 + 1e-5)
-
-
-def unit_rows(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return rows [I, D] divided by their 2-norms; rows of zeros stay zeros."""
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / np.where(lengths > 0, lengths, 1)
+        """Return float32[n] comparison values less the query's constant, and the largest 2-norm."""
+        candidates = self.lift.rounded(rows)
+        lengths = squares(candidates)
+        if not np.isfinite(lengths).all():
+            self._lifted(rows, block)  # Finite in float64, or an error.
+        values = self.metric.compare_all(query, candidates, lengths)[0]
+        # In float32 a sum of E squares may come out low.
+        longest = float(lengths.max()) ** 0.5 * (1 + self.width * 2.0**-23)
+        return values.astype(np.float32, copy=False), longest

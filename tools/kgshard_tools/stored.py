@@ -1,4 +1,4 @@
-"""What merge, export and index start from: a run's newest checkpoint, or one checkpoint folder."""
+"""What merge, export and index start from: a run's best or newest checkpoint, or one checkpoint folder."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Stored:
 
 
 def open_stored(path: AnyPath) -> Stored:
-    """Open a run's newest checkpoint, or the checkpoint folder of a run.
+    """Open the checkpoint that a run answers from, or the checkpoint folder of a run.
 
     Raises:
         RunError: It is neither.

@@ -3,86 +3,135 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
 import click
 
-from kgshard.config import CORRUPTIONS, DEVICES, OPTIMIZER_NAMES, TrainConfig
+from kgshard.config import TrainConfig, option, parse_setting, read_settings
 from kgshard.launch import is_rank
 from kgshard_tools.commands.output import Output, nproc_option, output_options
 
-_Decorator = Callable[[Callable[..., None]], Callable[..., None]]
-_DEFAULTS = {field.name: field.default for field in fields(TrainConfig)}
+_GROUPS = {
+    "model": "Model",
+    "epochs": "Training",
+    "train_type": "Loss and negatives",
+    "n3": "Regularisers",
+    "optimizer": "Optimizer",
+    "eval_every": "Evaluation while training",
+    "device": "Devices",
+}
+"""Headings of the help, each before the setting that it names."""
 
 
-def _setting(name: str, help: str, *, known: tuple[str, ...] = ()) -> _Decorator:
-    """Return the option of one field of TrainConfig, with its default. Values are checked there."""
-    default = _DEFAULTS[name]
+class _Train(click.Command):
+    """A command whose many options are listed under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {"Options": []}
+        heading = "Options"
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            is_setting = parameter.name in TrainConfig.__dataclass_fields__
+            heading = _GROUPS.get(parameter.name or "", heading) if is_setting else "Options"
+            if record is not None:
+                groups.setdefault(heading, []).append(record)
+        for name in (*_GROUPS.values(), "Options"):
+            with formatter.section(name):
+                formatter.write_dl(groups[name])
+
+
+def _settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Add an option for each field of TrainConfig, which checks values; one that was not given is None."""
+    for declared in reversed(fields(TrainConfig)):
+        command = _option(declared)(command)
+    return command
+
+
+def _option(declared: Field[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    spelling, default = option(declared.name), declared.default
+    is_flag = isinstance(default, bool)
     return click.option(
-        f"--{name.replace('_', '-')}",
-        name,
-        type=type(default),
-        default=default,
-        show_default=True,
-        metavar="|".join(known) or None,
-        help=help,
+        f"{spelling}/--no-{spelling[2:]}" if is_flag else spelling,
+        declared.name,
+        type=None if is_flag else type(default),
+        default=None,
+        metavar="|".join(declared.metadata["choices"]) or None,
+        help=f"{declared.metadata['help']}  [default: {'off' if is_flag else default}]",
     )
 
 
 @click.command(
     "train",
+    cls=_Train,
     epilog="Example: kgshard train world -o world-run --model complex --dim 100 --nproc-per-node 2. "
     "The same under torchrun: torchrun --nproc-per-node 2 -m kgshard train world -o world-run.",
 )
 @click.argument("data")
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="The run folder to make.")
-@_setting("model", "Scoring function: distmult, complex, transe, transe-l1, rotate.")
-@_setting("dim", "Floats for each entity.")
-@_setting("epochs", "Passes over the train triples.")
-@_setting("batch_size", "Positive triples for each step, over all ranks.")
-@_setting("negatives", "Negative entities for each step, shared by the batch.")
-@_setting("corruption", "How heads are asked for.", known=CORRUPTIONS)
-@_setting("optimizer", "Optimizer of touched rows.", known=OPTIMIZER_NAMES)
-@_setting("lr", "Learning rate.")
-@_setting("n3", "Weight of the N3 regulariser.")
-@_setting("seed", "Fixes initial rows, shuffles and negatives.")
-@_setting("device", "Where tables live.", known=DEVICES)
-@_setting("optimizer_device", "Where optimizer state lives; auto is beside the table.", known=DEVICES)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="A TOML file of settings: a recipe, a run's config.toml.",
+)
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    envvar="KGSHARD_TRAIN_SET",
+    metavar="NAME=VALUE",
+    help="A setting, by its name.",
+)
+@_settings
 @nproc_option("Ranks on this machine. The result does not depend on it, but for float rounding.")
 @click.option("--overwrite", is_flag=True, help="Replace a finished run, once the new one is.")
+@click.option("--tensorboard", is_flag=True, help="Write TensorBoard's events into RUN as well.")
 @output_options
 def command(
-    data: str, out: Path, nproc_per_node: int, overwrite: bool, output: Output, **settings: Any
+    data: str,
+    out: Path,
+    config: Path | None,
+    assignments: tuple[str, ...],
+    nproc_per_node: int,
+    overwrite: bool,
+    tensorboard: bool,
+    output: Output,
+    **options: Any,
 ) -> None:
     """Train embeddings on row-sharded tables.
 
     DATA is a prepared dataset, a folder with train, valid and test files, or the name of a bundled
-    graph (world).
+    graph (world). Settings come from --config, then --set, then options of their own; the last one holds.
     """
-    config = TrainConfig.from_dict(settings)
+    given = dict(map(parse_setting, assignments))
+    given |= {name: value for name, value in options.items() if value is not None}
+    settings = TrainConfig.from_dict((read_settings(config) if config is not None else {}) | given)
+    settings.check_applies(given)
+    how: dict[str, Any] = {"overwrite": overwrite, "quiet": output.quiet, "tensorboard": tensorboard}
     if is_rank():
         from kgshard.training import start_and_train_rank
 
         if nproc_per_node != 1:
             raise click.UsageError("under torchrun, torchrun's own --nproc-per-node says how many ranks")
-        result = start_and_train_rank(data, out, config, overwrite=overwrite, quiet=output.quiet)
+        result = start_and_train_rank(data, out, settings, **how)
     else:
         from kgshard.api import train_config
 
-        result = train_config(data, out, config, nproc_per_node, overwrite=overwrite, quiet=output.quiet)
+        result = train_config(data, out, settings, nproc_per_node, **how)
     if result is not None:
         _say(result, output)
 
 
 def _say(result: dict[str, Any], output: Output) -> None:
     metrics = result["metrics"]
+    best = metrics.get("valid")
     output.result(
         result,
         [
             f"{result['epochs']} epochs in {result['seconds']:.1f} s, "
             f"{metrics['triples_per_second']:,.0f} triples/s, loss {metrics['loss']:.4f}",
+            *([f"best valid MRR {best['mrr']:.4f} after epoch {best['epoch']}"] if best else []),
             result["checkpoint"],
             f"next: kgshard evaluate {result['run']}",
         ],

@@ -26,7 +26,7 @@ class Writer:
     fill: Callable[[Stored, Path], list[str]]
     """Fills a folder; returns what its reader should know."""
     names: tuple[str, ...]
-    """All names it writes there."""
+    """Patterns of all names it writes there."""
 
 
 WRITERS: dict[str, Writer] = {"numpy": Writer(write_numpy, numpy_names)}

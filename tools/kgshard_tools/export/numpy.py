@@ -3,6 +3,7 @@
     entities.npy             float32 [num_entities, dim]
     relations.npy            float32 [num_relations, relation_dim]
     inverse_relations.npy    the same shape, only with reciprocal relations: (?, r, t) is (t, r', ?)
+    shared-NAME.npy          float32, one for each parameter that all rows share, if there are any
     entities.txt             one label a line, row i on line i; newline is written \\n, backslash \\\\
     relations.txt            the same
     entities.parquet, relations.parquet    id, label, kind, degree
@@ -29,9 +30,9 @@ from kgshard_tools.stored import Stored
 _VOCABULARIES = ("entities", "relations")
 NAMES = (
     *(f"{name}.{ending}" for name in _VOCABULARIES for ending in ("npy", "txt", "parquet")),
-    "inverse_relations.npy",
+    *("inverse_relations.npy", "shared-*.npy"),
 )
-"""All names this format writes."""
+"""Patterns of all names this format writes."""
 
 
 def write_numpy(stored: Stored, folder: Path) -> list[str]:
@@ -43,19 +44,29 @@ def write_numpy(stored: Stored, folder: Path) -> list[str]:
     if stored.model.reciprocal:
         inverses = range(num_relations, stored.model.num_relation_rows)
         _write_rows(relations, inverses, folder / "inverse_relations.npy")
+    for name, values in stored.checkpoint.shared.items():
+        with replacing(folder / f"shared-{name}.npy") as temporary, temporary.open("wb") as file:
+            np.save(file, values)
     for name in _VOCABULARIES:
         vocabulary = stored.dataset.folder / f"{name}.parquet"
         _write_labels(read_labels(vocabulary), folder / f"{name}.txt")
         link_or_copy(vocabulary, folder / f"{name}.parquet")
-    notes = [
+    return _how_to_load(stored)
+
+
+def _how_to_load(stored: Stored) -> list[str]:
+    dtype, shared = stored.checkpoint.entities.dtype, list(stored.checkpoint.shared)
+    lines = [
         "import numpy, pyarrow.parquet",
         'entities = numpy.load("entities.npy", mmap_mode="r")',
         'relations = numpy.load("relations.npy", mmap_mode="r")',
         'labels = pyarrow.parquet.read_table("entities.parquet")["label"].to_pylist()',
     ]
-    if entities.dtype != "F32":
-        notes.append(f"{entities.dtype} was widened to float32, exactly; numpy has no such dtype")
-    return notes
+    if shared:
+        lines.append(f'shared = {{name: numpy.load(f"shared-{{name}}.npy") for name in {shared}}}')
+    if dtype != "F32":
+        lines.append(f"{dtype} was widened to float32, exactly; numpy has no such dtype")
+    return lines
 
 
 def _write_rows(table: StoredTable, rows: range, path: Path) -> None:
