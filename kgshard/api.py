@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from kgshard.devices import check_device
 from kgshard.errors import DataError
 from kgshard.files import AnyPath, write_json
 from kgshard.launch import check_nproc, run_on_ranks
+from kgshard.metrics_log import check_tensorboard
+from kgshard.protocol import EvaluationSettings
 from kgshard.runs import Run, open_run
 from kgshard.start import started_run
 
@@ -23,6 +27,7 @@ def train(
     nproc_per_node: int = 1,
     overwrite: bool = False,
     quiet: bool = False,
+    tensorboard: bool = False,
     **settings: Any,
 ) -> Run:
     """Train embeddings of `data` on `nproc_per_node` ranks of this machine.
@@ -33,13 +38,15 @@ def train(
         nproc_per_node: Ranks. The result does not depend on it, but for float rounding.
         overwrite: Replace a finished run that is at `out`, once the new one is finished.
         quiet: Print no progress.
+        tensorboard: Write TensorBoard's events into the run as well.
         **settings: See `kgshard.config.TrainConfig`.
 
     Raises:
         ConfigError, DataError, RunError: Something about the call; nothing was written.
         KgshardError: Training failed.
     """
-    train_config(data, out, TrainConfig.from_dict(settings), nproc_per_node, overwrite=overwrite, quiet=quiet)
+    config = TrainConfig.from_dict(settings)
+    train_config(data, out, config, nproc_per_node, overwrite=overwrite, quiet=quiet, tensorboard=tensorboard)
     return open_run(out)
 
 
@@ -51,14 +58,18 @@ def train_config(
     *,
     overwrite: bool = False,
     quiet: bool = False,
+    tensorboard: bool = False,
 ) -> dict[str, Any]:
     """Train as `train` does; return {"run", "checkpoint", "epochs", "seconds", "metrics"}."""
     check_nproc(nproc_per_node)
+    if tensorboard:
+        check_tensorboard()
     with started_run(data, out, config, overwrite=overwrite) as run:
         if not quiet:
             for line in run.dataset.info.lines():
                 print(line, file=sys.stderr)
-        result = run_on_ranks("train", {"run": str(run.folder), "quiet": quiet}, nproc_per_node)
+        arguments = {"run": str(run.folder), "quiet": quiet, "tensorboard": tensorboard}
+        result = run_on_ranks("train", arguments, nproc_per_node)
     return with_paths(result, out)
 
 
@@ -73,6 +84,11 @@ def evaluate(
     *,
     split: str = "test",
     filtered: bool = True,
+    sides: str = "both",
+    ties: str = "realistic",
+    by: Sequence[str] = (),
+    sample: int | None = None,
+    seed: int = 0,
     nproc_per_node: int = 1,
     device: str = "auto",
     checkpoint: str | None = None,
@@ -83,34 +99,44 @@ def evaluate(
         run: A run folder.
         split: "train", "valid" or "test".
         filtered: Known triples other than the ranked one are no candidates.
+        sides: Which ends are asked for: "both", "tail" or "head".
+        ties: How candidates of equal score count in the figures: "realistic" (half), "optimistic" or
+            "pessimistic". The result holds all three under "ties".
+        by: Break the figures down: any of "relation", "side", "degree", "cardinality".
+        sample: Rank only so many triples, drawn without replacement; the figures are estimates then.
+        seed: Fixes the sample.
         nproc_per_node: Ranks, whatever the run was trained on.
         device: auto, cpu or cuda.
-        checkpoint: Name of a checkpoint; by default the newest.
+        checkpoint: "best", "latest" or a checkpoint's name; by default the best where there is one, else
+            the newest.
 
     Returns:
-        {"protocol": ..., "metrics": {"mrr", "mr", "hits@1", "hits@3", "hits@10"}, "head": ..., "tail": ...};
-        also written to RUN/eval/ where that can be.
+        {"protocol": ..., "metrics": {"mrr", "mr", "hits@1", "hits@3", "hits@10", "amr", "amri"}, "head": ...,
+        "tail": ..., "ties": ...}, see docs/evaluation.md; also written to RUN/eval/ where that can be.
 
     Raises:
+        ConfigError: A setting is unknown or out of range.
         DataError: The split is empty or unknown.
         RunError: `run` is no run, or has no such checkpoint.
-        NonFiniteError: A row of a table is NaN or infinite.
+        NonFiniteError: A number in a table, or a score, is NaN or infinite.
     """
     check_nproc(nproc_per_node)
     check_device("--device", device)
+    settings = EvaluationSettings(
+        split=split, filtered=filtered, sides=sides, ties=ties, by=by, sample=sample, seed=seed
+    )
     opened = open_run(run)
-    opened.open_checkpoint(checkpoint)
     if len(opened.dataset.triples(split)) == 0:
         raise DataError(f"{opened.folder}: split {split!r} holds no triples")
     arguments = {
         "run": str(opened.folder.absolute()),
-        "split": split,
-        "filtered": filtered,
         "device": device,
-        "checkpoint": checkpoint,
+        # Decided here, once: what "best" means may change before the last rank has looked.
+        "checkpoint": opened.open_checkpoint(checkpoint).folder.name,
     }
-    result = run_on_ranks("evaluate", arguments, nproc_per_node)
-    _keep(opened.folder / "eval" / f"{split}-full-{'filtered' if filtered else 'raw'}.json", result)
+    result = run_on_ranks("evaluate", arguments | asdict(settings), nproc_per_node)
+    is_estimate = result["protocol"]["split_triples"] is not None
+    _keep(opened.folder / "eval" / settings.file_name(is_estimate=is_estimate), result)
     return result
 
 

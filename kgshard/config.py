@@ -1,69 +1,176 @@
-"""The settings of a training run, checked once at the door. Classes below never see them."""
+"""The settings of a training run, checked once at the door. Classes below never see them.
+
+Every setting is declared once, with its default, its help and its range; the command line, recipes and
+`kgshard.train` all take them from here.
+"""
 
 from __future__ import annotations
 
 import difflib
-import sys
-from collections.abc import Collection
-from dataclasses import asdict, dataclass, fields
+import math
+import tomllib
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from kgshard.devices import check_device
 from kgshard.errors import ConfigError
-from kgshard.models import SCORING
+from kgshard.models import find_scoring
+from kgshard.models.link import LinkModel
+from kgshard.models.metric import DOT
 
-OPTIMIZER_NAMES = ("adagrad", "adagrad-rowwise", "adam")
-CORRUPTIONS = ("reciprocal", "both-sides")
+OPTIMIZER_NAMES = ("adagrad", "adagrad-rowwise", "adam", "adam-rowstep", "sgd")
 DEVICES = ("auto", "cpu", "cuda")
+
+
+def _setting(default: Any, help: str, *, choices: tuple[str, ...] = (), **limits: float) -> Any:
+    """Declare a setting. Limits: `at_least`, `above`, `at_most`, `below`."""
+    return field(default=default, metadata={"help": help, "choices": choices, "limits": limits})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     """What `kgshard train` can be told. Equal settings and data give equal tables at any world size."""
 
-    model: str = "complex"
-    """A name in kgshard.models.SCORING."""
-    dim: int = 128
-    """Floats for each entity."""
-    epochs: int = 20
-    """Passes over the train triples."""
-    batch_size: int = 512
-    """Positive triples for each step, over all ranks."""
-    negatives: int = 1024
-    """Negative entities for each step, shared by all positives of the batch."""
-    corruption: str = "reciprocal"
-    """How heads are asked for: by inverse relations of their own, or by the model's own heads' query."""
-    optimizer: str = "adagrad"
-    lr: float = 0.1
-    n3: float = 0.0
-    """Weight of the N3 regulariser."""
-    seed: int = 0
-    device: str = "auto"
-    """Where tables live: auto, cpu, or cuda."""
-    optimizer_device: str = "auto"
-    """Where optimizer state lives: auto is where the table is."""
+    model: str = _setting("complex", "Scoring function: one that `kgshard models` lists, or module:Class.")
+    dim: int = _setting(128, "Floats for each entity.", at_least=1)
+    corruption: str = _setting(
+        "reciprocal",
+        "How heads are asked for: by inverse relations of their own, or by the model's own query.",
+        choices=("reciprocal", "both-sides"),
+    )
+    init_scale: float = _setting(1.0, "Factor on the spread of the model's initial values.", above=0)
+    shard_relations: str = _setting(
+        "auto",
+        "Cut the relation table over ranks too; auto does where it takes more than 1 GiB.",
+        choices=("auto", "always", "never"),
+    )
+    epochs: int = _setting(20, "Passes over the train triples.", at_least=1)
+    batch_size: int = _setting(512, "Triples (kvsall: questions) for each step, over all ranks.", at_least=1)
+    accumulate: int = _setting(1, "Batches for each update.", at_least=1)
+    train_type: str = _setting(
+        "negative-sampling",
+        "What a true answer competes with: sampled negatives; all entities; all entities, each question once"
+        " with all its answers.",
+        choices=("negative-sampling", "1vsall", "kvsall"),
+    )
+    loss: str = _setting(
+        "softmax",
+        "What is minimised; over all entities softmax or bce.",
+        choices=("softmax", "self-adversarial", "margin", "bce"),
+    )
+    negatives: int = _setting(1024, "Negative entities that a batch or chunk shares.", at_least=1)
+    negatives_from: str = _setting(
+        "uniform",
+        "What negatives are drawn from: all entities alike, or by degree, or the relation's domain or range.",
+        choices=("uniform", "degree", "typed"),
+    )
+    chunk_size: int = _setting(0, "Triples that share negatives; 0 is the whole batch.", at_least=0)
+    filter_negatives: bool = _setting(False, "Leave known answers out of the negatives.")
+    margin: float = _setting(1.0, "Of the margin and self-adversarial losses.", at_least=0)
+    adversarial_temperature: float = _setting(1.0, "Of the self-adversarial loss.", above=0)
+    label_smoothing: float = _setting(
+        0.0, "What labels lose to all candidates together.", at_least=0, below=1
+    )
+    relation_prediction: float = _setting(0.0, "Weight of predicting the relation too.", at_least=0)
+    n3: float = _setting(0.0, "Weight of the N3 regulariser: cubed moduli of a question's rows.", at_least=0)
+    l2: float = _setting(0.0, "Weight of the squares of a question's rows.", at_least=0)
+    l3: float = _setting(0.0, "Weight of the absolute cubes of a question's rows.", at_least=0)
+    dropout: float = _setting(0.0, "Chance that a query's coordinate is dropped.", at_least=0, below=1)
+    max_norm: float = _setting(0.0, "The longest 2-norm of an entity row; 0 is any.", at_least=0)
+    optimizer: str = _setting("adagrad", "Optimizer of touched rows.", choices=OPTIMIZER_NAMES)
+    lr: float = _setting(0.1, "Learning rate, once warm.", above=0)
+    warmup: int = _setting(0, "Updates over which the learning rate rises.", at_least=0)
+    decay: str = _setting(
+        "constant",
+        "How the learning rate falls from then to the last epoch.",
+        choices=("constant", "linear", "cosine", "exponential"),
+    )
+    final_lr: float = _setting(
+        0.0, "Where a decay ends, as a share of the learning rate.", at_least=0, at_most=1
+    )
+    clip_norm: float = _setting(
+        0.0, "The longest gradient, over all parameters and ranks; 0 is any.", at_least=0
+    )
+    dtype: str = _setting("float32", "Of tables and optimizer state.", choices=("float32", "bfloat16"))
+    rounding: str = _setting("stochastic", "How results become bfloat16.", choices=("stochastic", "nearest"))
+    seed: int = _setting(0, "Fixes initial values, shuffles, negatives and rounding.", at_least=0)
+    eval_every: int = _setting(0, "Epochs between evaluations on valid; 0 is never.", at_least=0)
+    eval_steps: int = _setting(0, "Steps between evaluations on valid; 0 is never.", at_least=0)
+    eval: str = _setting(
+        "full",
+        "All valid triples, or a sample of them; all entities are candidates either way.",
+        choices=("full", "sampled"),
+    )
+    eval_sample: int = _setting(1000, "Triples of a sampled evaluation.", at_least=2)
+    patience: int = _setting(
+        0, "Evaluations without a better MRR before training stops; 0 is to go on.", at_least=0
+    )
+    device: str = _setting("auto", "Where tables live: auto, cpu, cuda or cuda:N.")
+    optimizer_device: str = _setting("auto", "Where optimizer state lives; auto is beside the table.")
 
     def __post_init__(self) -> None:
-        _one_of("model", self.model, SCORING)
-        _one_of("optimizer", self.optimizer, OPTIMIZER_NAMES)
-        _one_of("corruption", self.corruption, CORRUPTIONS)
+        for declared in fields(self):
+            _check(declared.name, getattr(self, declared.name), declared.metadata)
         for name in ("device", "optimizer_device"):
             check_device(option(name), getattr(self, name))
-        for name in ("dim", "epochs", "batch_size", "negatives"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{option(name)} must be >= 1, got {getattr(self, name)}")
-        if not 0 < self.lr <= sys.float_info.max:
-            raise ConfigError(f"--lr must be a number > 0, got {self.lr}")
-        if not 0 <= self.n3 <= sys.float_info.max:
-            raise ConfigError(f"--n3 must be a number >= 0, got {self.n3}")
-        if self.n3 and SCORING[self.model].metric != "dot":
-            raise ConfigError(f"--n3 regularises inner products; it does not apply to --model {self.model}")
-        if self.seed < 0:
-            raise ConfigError(f"--seed must be >= 0, got {self.seed}")
+        self._check_model()
+        if self.decay == "exponential" and self.final_lr == 0:
+            raise ConfigError("--decay exponential never arrives at 0; give a --final-lr > 0")
+        changed = [declared.name for declared in fields(self) if self._differs(declared.name)]
+        self.check_applies(changed)
+
+    def _differs(self, name: str) -> bool:
+        return bool(getattr(self, name) != DEFAULTS[name])
+
+    def _check_model(self) -> None:
         try:
-            SCORING[self.model].check_dim(self.dim)
+            find_scoring(self.model).check_dim(self.dim)
         except ConfigError as error:
-            raise ConfigError(f"--dim {self.dim}, --model {self.model}: {error}") from None
+            where = f"--dim {self.dim}, --model {self.model}" if str(error).startswith("dim") else "--model"
+            raise ConfigError(f"{where}: {error}") from None
+        try:
+            model = self.link_model(num_entities=1, num_relations=1)
+        except ConfigError as error:
+            raise ConfigError(f"--corruption {self.corruption}: {error}") from None
+        if self.train_type == "negative-sampling":
+            return
+        if self.loss not in ("softmax", "bce"):
+            raise ConfigError(
+                f"--loss {self.loss} needs sampled negatives, not --train-type {self.train_type}"
+            )
+        if model.sides_differ:
+            raise ConfigError(
+                f"--train-type {self.train_type} needs --corruption reciprocal for {self.model}"
+            )
+
+    def check_applies(self, given: Collection[str]) -> None:
+        """Check that settings that somebody gave have an effect.
+
+        Raises:
+            ConfigError: One has none, beside the others.
+        """
+        for name in given:
+            if name in _NEEDS:
+                applies, needed = _NEEDS[name]
+                if not applies(self):
+                    raise ConfigError(f"{option(name)} has no effect here: it needs {needed}")
+
+    def link_model(self, *, num_entities: int, num_relations: int) -> LinkModel:
+        """Return the model that these settings mean for a graph of this size."""
+        return LinkModel(
+            name=self.model,
+            dim=self.dim,
+            num_entities=num_entities,
+            num_relations=num_relations,
+            reciprocal=self.corruption == "reciprocal",
+        )
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the run is evaluated while it trains."""
+        return bool(self.eval_every or self.eval_steps)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -75,12 +182,83 @@ class TrainConfig:
         Raises:
             ConfigError: A name is unknown, or a value is of the wrong kind or out of range.
         """
-        known = {field.name: field.default for field in fields(TrainConfig)}
         for name, setting in value.items():
-            if name not in known:
-                raise ConfigError(f"unknown setting {name!r}{_did_you_mean(name, known)}")
-            _check_kind(name, setting, known[name])
+            if name not in DEFAULTS:
+                raise ConfigError(f"unknown setting {name!r}{_did_you_mean(name, DEFAULTS)}")
+            _check_kind(name, setting)
         return TrainConfig(**value)
+
+
+DEFAULTS: dict[str, Any] = {declared.name: declared.default for declared in fields(TrainConfig)}
+"""Every setting's default, by name."""
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read settings from a TOML file: a recipe, or the config.toml of a run.
+
+    Raises:
+        ConfigError: There is no such file, it is no TOML, or a setting is none.
+    """
+    try:
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+        TrainConfig.from_dict(settings)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ConfigError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return settings
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Return the name and value that NAME=VALUE gives to a setting.
+
+    Raises:
+        ConfigError: It is not of that form, or names no setting, or the value is of another kind.
+    """
+    name, equals, value = text.partition("=")
+    name = name.strip().replace("-", "_")
+    if not equals or name not in DEFAULTS:
+        raise ConfigError(f"--set {text}: expected NAME=VALUE{_did_you_mean(name, DEFAULTS)}")
+    kind = type(DEFAULTS[name])
+    try:
+        if kind is bool:
+            return name, {"true": True, "false": False}[value.strip().lower()]
+        return name, kind(value.strip())
+    except (ValueError, KeyError):
+        raise ConfigError(f"--set {text}: {value.strip()!r} is no {kind.__name__}") from None
+
+
+def _sampled(config: TrainConfig) -> bool:
+    return config.train_type == "negative-sampling"
+
+
+_NEEDS: dict[str, tuple[Callable[[TrainConfig], bool], str]] = {
+    **dict.fromkeys(
+        ("negatives", "negatives_from", "chunk_size", "filter_negatives"),
+        (_sampled, "--train-type negative-sampling"),
+    ),
+    "margin": (lambda c: c.loss in ("margin", "self-adversarial"), "--loss margin or self-adversarial"),
+    "adversarial_temperature": (lambda c: c.loss == "self-adversarial", "--loss self-adversarial"),
+    "label_smoothing": (
+        lambda c: c.loss == "bce" or (c.loss == "softmax" and not _sampled(c)),
+        "--loss bce, or softmax with --train-type 1vsall or kvsall",
+    ),
+    "relation_prediction": (
+        lambda c: (
+            c.train_type != "kvsall"
+            and find_scoring(c.model).has_relation_queries
+            and c.shard_relations != "always"
+        ),
+        "a model whose score is an inner product with the relation's row, one answer a question,"
+        " and relations that every rank holds",
+    ),
+    "n3": (lambda c: find_scoring(c.model).metric is DOT, "a model that scores by inner products"),
+    "final_lr": (lambda c: c.decay != "constant", "a --decay"),
+    "rounding": (lambda c: c.dtype == "bfloat16", "--dtype bfloat16"),
+    **dict.fromkeys(("eval", "patience"), (lambda c: c.evaluates, "--eval-every or --eval-steps")),
+    "eval_sample": (lambda c: c.evaluates and c.eval == "sampled", "--eval sampled"),
+}
+"""Settings that mean something only beside others: when they do, in a condition and in words."""
 
 
 def option(name: str) -> str:
@@ -88,19 +266,36 @@ def option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _check_kind(name: str, setting: object, default: object) -> None:
-    accepted = (int, float) if isinstance(default, float) else type(default)
-    # True is an int to Python, but not to a person.
-    if not isinstance(setting, accepted) or isinstance(setting, bool):
-        raise ConfigError(f"{option(name)} must be of type {type(default).__name__}, got {setting!r}")
-
-
-def _one_of(name: str, value: str, known: Collection[str]) -> None:
-    if value not in known:
+def _check(name: str, value: Any, declared: Any) -> None:
+    """Raise ConfigError where a value is none of the choices, or outside the limits."""
+    if declared["choices"] and value not in declared["choices"]:
+        known = declared["choices"]
         raise ConfigError(
             f"{option(name)}: unknown value {value!r}{_did_you_mean(value, known)}"
             f" (known: {', '.join(known)})"
         )
+    is_real = isinstance(DEFAULTS[name], float)
+    kind = "a number " if is_real else ""
+    signs = {"at_least": ">=", "above": ">", "at_most": "<=", "below": "<"}
+    for limit, bound in declared["limits"].items():
+        fits = {">=": value >= bound, ">": value > bound, "<=": value <= bound, "<": value < bound}
+        if not fits[signs[limit]] or (is_real and not _is_finite(value)):
+            raise ConfigError(f"{option(name)} must be {kind}{signs[limit]} {bound}, got {value}")
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # An int beyond all floats.
+        return False
+
+
+def _check_kind(name: str, setting: object) -> None:
+    default = DEFAULTS[name]
+    accepted = (int, float) if isinstance(default, float) else type(default)
+    # True is an int to Python, but not to a person.
+    if not isinstance(setting, accepted) or (isinstance(setting, bool) and not isinstance(default, bool)):
+        raise ConfigError(f"{option(name)} must be of type {type(default).__name__}, got {setting!r}")
 
 
 def _did_you_mean(name: str, known: Collection[str]) -> str:

@@ -1,267 +1,210 @@
-"""Exact filtered ranking straight from the shards: queries move, rows stay.
-
-Every rank sees every query, counts how many of its own rows beat the true score, and only counts travel.
-No rank holds the whole table, and none holds queries x entities.
-
-Ranks are those of float64 arithmetic on the stored rows. A float32 matrix product decides every candidate
-whose score is farther from the true one than rounding can explain; the few others are scored again in
-float64. So a rank depends neither on batch size, nor on world size, nor on the BLAS library.
-
-Shape letters: Q queries, N candidates in a block, D floats for each entity.
-"""
+"""A split's triples ranked: once, with all that can be said about it, or again and again in training."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kgshard.data.dataset import Triples
-from kgshard.errors import DataError, NonFiniteError
+from kgshard.breakdown import Queries, break_down
+from kgshard.data.dataset import Dataset, Triples
+from kgshard.errors import DataError, KgshardError, NonFiniteError
 from kgshard.exchange import Exchange
-from kgshard.known import KnownLinks, anchors_of, targets_of
-from kgshard.metrics import ranking_metrics, realistic_ranks
-from kgshard.models.link import SIDES, LinkModel, Side
-from kgshard.models.metric import Metric, comparison_slack, is_beyond_float32, score_all, score_pairs
+from kgshard.known import KnownLinks
+from kgshard.metrics import HITS_AT, Ranks, ranking_metrics
+from kgshard.models.link import LinkModel
 from kgshard.partition import RowPartition
+from kgshard.protocol import EvaluationSettings, Protocol
+from kgshard.ranking import Ranker
 from kgshard.runs import Checkpoint, Run
-from kgshard.shards import Floats, find_non_finite
+from kgshard.seeds import generator
+from kgshard.shards import Floats, StoredTable, find_non_finite
 from kgshard.table import ShardedTable
-
-QUERY_BLOCK = 512
-"""Queries scored together."""
-ROW_BLOCK = 8192
-"""Candidates scored together: 16 MiB of float32 scores a block."""
+from kgshard.vocabulary import Vocabulary
 
 
-class Ranker:
-    """Ranks true answers among all entities of a sharded table."""
+class Evaluator:
+    """Ranks one split as often as wanted: triples are drawn, and known links sorted, once."""
 
-    def __init__(self, model: LinkModel, table: ShardedTable, relations: Tensor) -> None:
-        """Prepare this rank's rows.
+    def __init__(self, model: LinkModel, dataset: Dataset, settings: EvaluationSettings) -> None:
+        """Prepare; equal on every rank.
+
+        Raises:
+            DataError: The split is empty.
+        """
+        self.model = model
+        self.settings = settings
+        all_triples = dataset.triples(settings.split)
+        if len(all_triples) == 0:
+            raise DataError(f"{dataset.folder}: split {settings.split!r} holds no triples")
+        self.num_triples = len(all_triples)
+        self.triples = draw_triples(all_triples, settings)
+        known = dataset.known_triples(*settings.filters) if settings.filtered else None
+        self._known = {
+            side: KnownLinks(known, side, num_relations=model.num_relations) if known is not None else None
+            for side in settings.asked
+        }
+
+    def rank(
+        self, table: ShardedTable, relations: ShardedTable | Tensor, shared: Mapping[str, Tensor] | None
+    ) -> Queries:
+        """Rank in tables as they are now; equal on every rank. See `Ranker`."""
+        ranker = Ranker(self.model, table, relations, shared)
+        ranks = [ranker.rank(side, self.triples, known) for side, known in self._known.items()]
+        return Queries(self.triples, self.settings.asked, Ranks.join(ranks), self.num_triples)
+
+
+def draw_triples(triples: Triples, settings: EvaluationSettings) -> Triples:
+    """Return the triples to rank: all, or `settings.sample` of them, drawn without replacement."""
+    if settings.sample is None or settings.sample >= len(triples):
+        return triples
+    random = generator(settings.seed, f"evaluate {settings.split}")
+    return triples[np.sort(random.choice(len(triples), settings.sample, replace=False))]
+
+
+class ValidEvaluator:
+    """Ranks a split, both sides, while a model trains; filtered by train and valid."""
+
+    def __init__(
+        self,
+        model: LinkModel,
+        dataset: Dataset,
+        split: str = "valid",
+        *,
+        sample: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Prepare, once; equal on every rank.
 
         Args:
             model: The formula.
-            table: Entities, float32.
-            relations: float32[relation rows, relation_dim], on every rank.
-        """
-        self.model = model
-        self.table = table
-        self.relations = relations
-        blocks = table.weight.split(ROW_BLOCK) if len(table.weight) else ()
-        self._blocks = [_CandidateBlock(model.metric, block) for block in blocks]
+            dataset: The graph.
+            split: What to rank. Where it is "test", test is filtered too.
+            sample: Rank only so many triples, always the same; the figures are estimates.
+            seed: Fixes the sample.
 
-    @torch.no_grad()
-    def rank(self, side: Side, triples: Triples, known: KnownLinks | None) -> npt.NDArray[np.float64]:
-        """Return float64[n] realistic ranks of the `side` of triples [n, 3], equal on every rank.
+        Raises:
+            DataError: The split is empty.
+        """
+        self._evaluator = Evaluator(model, dataset, EvaluationSettings(split=split, sample=sample, seed=seed))
+
+    def metrics(
+        self,
+        table: ShardedTable,
+        relations: ShardedTable | Tensor,
+        shared: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, float]:
+        """Return "mrr", "mr" and "hits@k" over both sides, realistic ranks; equal on every rank.
 
         Args:
-            side: Which end to rank.
-            triples: int[n, 3], the same on every rank.
-            known: Its answers are no candidates, the true one apart; None ranks unfiltered.
+            table: Entities as they are now, of any float dtype.
+            relations: Sharded too, or float[relation rows, relation_dim] on every rank.
+            shared: The model's shared parameters, on every rank.
+
+        Raises:
+            NonFiniteError, RankFailureError: A number is NaN or infinite; see `Ranker.rank`.
         """
-        higher, ties = np.empty(len(triples), np.int64), np.empty(len(triples), np.int64)
-        for start in range(0, len(triples), QUERY_BLOCK):
-            part = triples[start : start + QUERY_BLOCK]
-            counts = self.table.exchange.all_reduce(self._count(side, part, known)).cpu().numpy()
-            higher[start : start + len(part)], ties[start : start + len(part)] = counts
-        return realistic_ranks(higher, ties)
-
-    def _count(self, side: Side, triples: Triples, known: KnownLinks | None) -> Tensor:
-        """Return int64[2, Q]: how many candidates here score higher, and how many the same."""
-        anchors, targets = anchors_of(side, triples), targets_of(side, triples)
-        queries, true_scores = self._ask(side, anchors, triples[:, 1], targets)
-        questions, excluded = np.arange(len(triples)), targets.astype(np.int64)
-        if known is not None:
-            known_questions, answers = known.answers(anchors, triples[:, 1])
-            questions = np.concatenate([questions, known_questions])
-            excluded = np.concatenate([excluded, answers])
-        counts = torch.zeros(2, len(triples), dtype=torch.int64, device=queries.device)
-        local = excluded - self.table.rows.start
-        for index, block in enumerate(self._blocks):
-            inside = (local >= index * ROW_BLOCK) & (local < index * ROW_BLOCK + len(block.rows))
-            where = (_ids(questions[inside], queries), _ids(local[inside] - index * ROW_BLOCK, queries))
-            counts += block.count(queries, true_scores, where)
-        return counts
-
-    def _ask(
-        self,
-        side: Side,
-        anchors: npt.NDArray[np.integer[Any]],
-        relation_ids: npt.NDArray[np.integer[Any]],
-        targets: npt.NDArray[np.integer[Any]],
-    ) -> tuple[Tensor, Tensor]:
-        """Return float64[Q, D] queries and float64[Q] scores of their true answers."""
-        wanted = torch.from_numpy(np.concatenate([anchors, targets]).astype(np.int64))
-        anchor_rows, target_rows = self.table.replicate(wanted.to(self.relations.device)).double().chunk(2)
-        rows = _ids(self.model.relation_row(side, relation_ids.astype(np.int64)), self.relations)
-        queries = self.model.queries(side, anchor_rows, self.relations[rows].double())
-        return queries, score_pairs(self.model.metric, queries, target_rows)
-
-
-def _ids(ids: npt.NDArray[np.int64], like: Tensor) -> Tensor:
-    return torch.from_numpy(ids).to(like.device)
-
-
-class _CandidateBlock:
-    """Some rows, and their float32 comparison values with a bound on the error."""
-
-    def __init__(self, metric: Metric, rows: Tensor) -> None:
-        self.metric = metric
-        self.rows = rows
-        lengths = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-        self._longest = float(lengths.max())
-        self._bias = -lengths.square().float() if metric == "l2" else None
-
-    def count(self, queries: Tensor, true_scores: Tensor, excluded: tuple[Tensor, Tensor]) -> Tensor:
-        """Return int64[2, Q]: candidates that score higher than the true answer, and the same.
-
-        Args:
-            queries: float64[Q, D].
-            true_scores: float64[Q].
-            excluded: Pairs (int64[M] query, int64[M] row of this block) that are no candidates.
-        """
-        values, low, high = self._compare_with(queries, true_scores)
-        values[excluded] = torch.nan  # Neither higher, nor lower, nor the same.
-        # Comparing into floats and adding those is over ten times faster than counting booleans, and
-        # exact: a block has fewer than 2^24 rows.
-        beats = torch.empty_like(values)
-        higher = torch.gt(values, high, out=beats).sum(dim=1).long()
-        at_least = torch.ge(values, low, out=beats).sum(dim=1).long()
-        counts = torch.stack([higher, torch.zeros_like(higher)])
-        unsure = (at_least > higher).nonzero()[:, 0]
-        if len(unsure):
-            self._settle(counts, unsure, values[unsure], (low[unsure], high[unsure]), queries, true_scores)
-        return counts
-
-    def _compare_with(self, queries: Tensor, true_scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return float32[Q, N] comparison values and float32[Q, 1] limits, between which they say nothing."""
-        lengths = torch.linalg.vector_norm(queries, dim=1)
-        dim = queries.shape[1]
-        values = self._compare(queries.float())
-        level = lengths.square() - true_scores.square() if self.metric == "l2" else true_scores
-        slack = comparison_slack(self.metric, dim, lengths, self._longest)
-        low, high = (level - slack).float()[:, None], (level + slack).float()[:, None]
-        beyond = is_beyond_float32(dim, lengths, self._longest)
-        values[beyond], low[beyond], high[beyond] = 0, -torch.inf, torch.inf
-        return values, low, high
-
-    def _compare(self, queries: Tensor) -> Tensor:
-        """Return float32[Q, N] comparison values; for `l2` without -|q|^2, which all candidates share."""
-        if self._bias is not None:
-            return torch.addmm(self._bias, queries, self.rows.T, alpha=2)
-        return score_all(self.metric, queries, self.rows)
-
-    def _settle(
-        self,
-        counts: Tensor,
-        unsure: Tensor,
-        values: Tensor,
-        limits: tuple[Tensor, Tensor],
-        queries: Tensor,
-        true_scores: Tensor,
-    ) -> None:
-        """Add to `counts` the candidates that float32 could not decide, scored in float64."""
-        which, rows = ((values >= limits[0]) & (values <= limits[1])).nonzero(as_tuple=True)
-        which = unsure[which]
-        step = 1 << 16  # Pairs scored together: a dead model makes every candidate unsure.
-        for start in range(0, len(rows), step):
-            q, e = which[start : start + step], rows[start : start + step]
-            candidates = self.rows[e].double()
-            difference = score_pairs(self.metric, queries[q], candidates) - true_scores[q]
-            slack = _tie_slack(self.metric, queries[q], candidates, true_scores[q])
-            counts[0].index_add_(0, q, (difference > slack).long())
-            counts[1].index_add_(0, q, (difference.abs() <= slack).long())
-
-
-def _tie_slack(metric: Metric, queries: Tensor, candidates: Tensor, true_scores: Tensor) -> Tensor:
-    """Return float64[M]: equal rows may differ by this much in float64, unequal ones hardly ever do."""
-    lengths = torch.linalg.vector_norm(queries, dim=1)
-    scale = (
-        lengths * torch.linalg.vector_norm(candidates, dim=1) if metric == "dot" else lengths - true_scores
-    )
-    slack: Tensor = scale * (4 * queries.shape[1] * 2.0**-53)
-    return slack
+        found = ranking_metrics(self._evaluator.rank(table, relations, shared).ranks)
+        return {name: found[name] for name in ("mrr", "mr", *(f"hits@{k}" for k in HITS_AT))}
 
 
 def evaluate_on_ranks(
-    exchange: Exchange,
-    run: Run,
-    checkpoint_name: str | None = None,
-    *,
-    split: str = "test",
-    filtered: bool = True,
+    exchange: Exchange, run: Run, checkpoint_name: str | None = None, **settings: Any
 ) -> dict[str, Any]:
-    """Rank a split's triples on both sides; the same result on every rank.
+    """Rank a split's triples; the same result on every rank.
 
     Each rank reads only its own rows, whatever the world size of the training was.
 
     Args:
         exchange: The other ranks.
         run: A run with a checkpoint.
-        checkpoint_name: Which; by default the newest.
-        split: "train", "valid" or "test".
-        filtered: Known triples other than the ranked one are no candidates. For "test" these are
-            train, valid and test; else train and valid, so that nothing is chosen by looking at test.
+        checkpoint_name: See `Run.open_checkpoint`.
+        **settings: See `EvaluationSettings`.
+
+    Returns:
+        {"protocol": see `Protocol`, what `Queries.figures` returns, "by": {grouping: see `break_down`}}, the
+        last only where it was asked for.
 
     Raises:
+        ConfigError: A setting is unknown or out of range.
         DataError: The split is empty.
-        NonFiniteError: A row of a table is NaN or infinite; names it.
+        NonFiniteError: A table or a score is NaN or infinite; names it.
     """
-    model, dataset = run.model, run.dataset
-    triples = dataset.triples(split)
-    if len(triples) == 0:
-        raise DataError(f"{run.folder}: split {split!r} holds no triples")
-    checkpoint = run.open_checkpoint(checkpoint_name)
-    ranker = Ranker(model, *_load_tables(exchange, run, checkpoint))
-    filters = (("train", "valid", "test") if split == "test" else ("train", "valid")) if filtered else ()
-    known = dataset.known_triples(*filters) if filtered else None
-    ranks = {}
-    for side in SIDES:
-        links = KnownLinks(known, side, num_relations=model.num_relations) if known is not None else None
-        ranks[side] = ranker.rank(side, triples, links)
-    return {
-        "protocol": {
-            "split": split,
-            "triples": len(triples),
-            "queries": 2 * len(triples),
-            "candidates": model.num_entities,
-            "filtered": filtered,
-            "filter": list(filters),
-            "ties": "realistic",
-            "sides": list(SIDES),
-            "head_queries": "inverse relations" if model.reciprocal else "the model's own",
-            "step": checkpoint.step,
-        },
-        "metrics": ranking_metrics(np.concatenate([ranks[side] for side in SIDES])),
-        "head": ranking_metrics(ranks["head"]),
-        "tail": ranking_metrics(ranks["tail"]),
-    }
+    wanted = EvaluationSettings(**settings)
+    evaluator = Evaluator(run.model, run.dataset, wanted)
+    with exchange.sharing_failure(KgshardError, OSError):
+        checkpoint = run.open_checkpoint(checkpoint_name)
+        tables = _load_tables(exchange, run.dataset, checkpoint)
+    queries = evaluator.rank(*tables)
+    result = {"protocol": msgspec.to_builtins(_protocol(run, checkpoint, wanted, queries))}
+    result |= queries.figures(np.arange(len(queries.ranks)), wanted.ties)
+    if wanted.by:
+        groups = {by: break_down(queries, run.dataset, by, wanted.ties) for by in dict.fromkeys(wanted.by)}
+        result["by"] = groups
+    return result
 
 
-def _load_tables(exchange: Exchange, run: Run, checkpoint: Checkpoint) -> tuple[ShardedTable, Tensor]:
-    partition = RowPartition(run.model.num_entities, exchange.world_size)
-    rows = partition.rows_of(exchange.rank)
-    exchange.share_failure(_non_finite_row(run, checkpoint, rows))
-    entities = _tensor(checkpoint.entities.read(rows), exchange)
-    relations = _tensor(checkpoint.relations.read(range(checkpoint.relations.num_rows)), exchange)
-    return ShardedTable(entities, partition, exchange), relations
+def _protocol(run: Run, checkpoint: Checkpoint, settings: EvaluationSettings, queries: Queries) -> Protocol:
+    drawn = queries.is_estimate
+    return Protocol(
+        split=settings.split,
+        triples=len(queries.triples),
+        queries=len(queries.ranks),
+        candidates=run.model.num_entities,
+        filtered=settings.filtered,
+        filter=list(settings.filters),
+        ties=settings.ties,
+        sides=list(queries.sides),
+        head_queries="inverse relations" if run.model.reciprocal else "the model's own query",
+        step=checkpoint.step,
+        checkpoint=checkpoint.folder.name,
+        model=f"{run.model.name}, dim {run.model.dim}",
+        split_triples=queries.num_triples if drawn else None,
+        seed=settings.seed if drawn else None,
+        unseen=run.dataset.info.unseen_in_train.get(settings.split, 0),
+    )
 
 
-def _tensor(values: Floats, exchange: Exchange) -> Tensor:
+def _load_tables(
+    exchange: Exchange, dataset: Dataset, checkpoint: Checkpoint
+) -> tuple[ShardedTable, ShardedTable | Tensor, dict[str, Tensor]]:
+    """Return this rank's entity rows, the relation rows, sharded where training had them so, and the shared
+    parameters; all as float32.
+
+    Raises:
+        NonFiniteError: A number is NaN or infinite; names its entity, relation or parameter.
+    """
+    entities = _sharded(exchange, checkpoint, checkpoint.entities, dataset.entities)
+    stored, labels = checkpoint.relations, dataset.relations
+    if len(stored.pieces) > 1:
+        relations: ShardedTable | Tensor = _sharded(exchange, checkpoint, stored, labels)
+    else:
+        relations = _read(exchange, checkpoint, stored, labels, range(stored.num_rows))
+    return entities, relations, {name: _tensor(exchange, rows) for name, rows in checkpoint.shared.items()}
+
+
+def _sharded(
+    exchange: Exchange, checkpoint: Checkpoint, stored: StoredTable, labels: Vocabulary
+) -> ShardedTable:
+    partition = RowPartition(stored.num_rows, exchange.world_size)
+    rows = _read(exchange, checkpoint, stored, labels, partition.rows_of(exchange.rank))
+    return ShardedTable(rows, partition, exchange)
+
+
+def _read(
+    exchange: Exchange, checkpoint: Checkpoint, stored: StoredTable, labels: Vocabulary, rows: range
+) -> Tensor:
+    row = find_non_finite(stored, rows)
+    if row is not None:
+        what = f"entity {row}" if labels.kind == "entity" else f"relation row {row}"
+        label = labels[row % len(labels)]  # An inverse relation's row comes as far behind its relation's.
+        raise NonFiniteError(f"{checkpoint.folder}: {what} ({label!r}) is not finite")
+    return _tensor(exchange, stored.read(rows))
+
+
+def _tensor(exchange: Exchange, values: Floats) -> Tensor:
     return torch.from_numpy(values).to(exchange.device)
-
-
-def _non_finite_row(run: Run, checkpoint: Checkpoint, rows: range) -> NonFiniteError | None:
-    dataset = run.dataset
-    row = find_non_finite(checkpoint.entities, rows)
-    if row is not None:
-        return NonFiniteError(f"{checkpoint.folder}: entity {row} ({dataset.entities[row]!r}) is not finite")
-    row = find_non_finite(checkpoint.relations)
-    if row is not None:
-        name = dataset.relations[row % dataset.num_relations]
-        return NonFiniteError(f"{checkpoint.folder}: relation row {row} ({name!r}) is not finite")
-    return None

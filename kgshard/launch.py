@@ -109,11 +109,17 @@ def _start(folder: Path, rank: int, world_size: int) -> subprocess.Popen[bytes]:
         "OMP_NUM_THREADS": str(num_threads(world_size)),
         # Ranks of one machine talk over the loopback interface, whatever its host name resolves to.
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        # Ranks run in another folder: what is found from here must be found from there.
+        "PYTHONPATH": _absolute(os.environ.get("PYTHONPATH", "")),
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
     }
     # -P, and a folder of its own: a numpy.py beside the user's data must not be imported.
     command = [sys.executable, "-P", "-m", "kgshard.rank", str(folder)]
     return subprocess.Popen(command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=_STDERR)
+
+
+def _absolute(search_path: str) -> str:
+    return os.pathsep.join(os.path.abspath(part) for part in search_path.split(os.pathsep) if part)
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]]) -> bool:

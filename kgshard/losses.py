@@ -1,78 +1,81 @@
-"""Losses on scores, and the N3 regulariser. All return sums; the trainer divides by the global batch.
+"""Losses on the scores of true candidates and of sampled negatives. All return sums over questions.
 
-Shape letters: Q queries, K negatives, M pairs, D floats for each row.
+    softmax            cross-entropy, its denominator estimated from the sample
+    self-adversarial   log-sigmoid, negatives weighted by how plausible they look (Sun et al., 2019)
+    margin             pairwise hinge (Bordes et al., 2013)
+    bce                binary cross-entropy, labels smoothed on request (Dettmers et al., 2018)
+
+Losses over all entities are in kgshard.full_losses.
+
+Shape letters: q questions, K negatives, M pairs.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, relu
+
+from kgshard.negatives import Negatives
+
+LossName = Literal["softmax", "self-adversarial", "margin", "bce"]
+LOSSES: tuple[LossName, ...] = ("softmax", "self-adversarial", "margin", "bce")
 
 
-def sampled_softmax(
-    positives: Tensor, negatives: Tensor, *, hits: tuple[Tensor, Tensor], num_candidates: int
-) -> Tensor:
-    """Sum over queries of the softmax cross-entropy, its denominator estimated from shared negatives.
+class SampledLoss(ABC):
+    """A loss on true scores float[q] and negatives' scores float[q, K]."""
 
-    The negatives are a uniform sample (with replacement) of all candidates, so each stands for
-    num_candidates / K of them: log(num_candidates / K) is added to its score, which makes the estimated
-    denominator unbiased (Bengio and Senecal, 2008; Jean et al., 2015). A negative that is the query's
-    own positive counts as nothing.
+    @abstractmethod
+    def __call__(self, positives: Tensor, scores: Tensor, negatives: Negatives) -> Tensor:
+        """Return a scalar: the sum over questions.
 
-    Args:
-        positives: float[Q] scores of the true candidates.
-        negatives: float[Q, K] scores of the shared negatives.
-        hits: Pairs (int64[M] query, int64[M] negative) where the negative is the query's own positive;
-            see `find_hits`.
-        num_candidates: How many candidates there are in all.
+        Args:
+            positives: float[q] scores of the true candidates.
+            scores: float[q, K] scores of the negatives.
+            negatives: What these stand for, and which of them are none.
+        """
 
-    Returns:
-        A scalar, >= 0.
+
+class Softmax(SampledLoss):
+    """Cross-entropy against an estimate of the sum over all candidates.
+
+    Each negative stands for exp(log_weight) candidates, so that is added to its score, which makes the
+    estimated denominator unbiased (Bengio and Senecal, 2008; Jean et al., 2015). A negative that is the
+    question's own answer counts as nothing.
     """
-    correction = math.log(num_candidates / negatives.shape[1])
-    loss: Tensor = _SampledSoftmax.apply(positives, negatives, *hits, correction)
-    return loss
 
-
-def find_hits(target_ids: Tensor, negative_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return all pairs (int64[M] query, int64[M] negative) of equal ids, without a Q x K comparison.
-
-    Args:
-        target_ids: int64[Q].
-        negative_ids: int64[K], repeats allowed.
-
-    Example:
-        >>> [part.tolist() for part in find_hits(torch.tensor([5, 9, 7]), torch.tensor([7, 5, 7]))]
-        [[0, 2, 2], [1, 0, 2]]
-    """
-    ordered, order = negative_ids.sort(stable=True)
-    starts = torch.searchsorted(ordered, target_ids)
-    counts = torch.searchsorted(ordered, target_ids, right=True) - starts
-    queries = torch.repeat_interleave(counts)
-    first = torch.cumsum(counts, 0) - counts
-    within = torch.arange(len(queries), device=counts.device) - first[queries]
-    return queries, order[starts[queries] + within]
+    def __call__(self, positives: Tensor, scores: Tensor, negatives: Negatives) -> Tensor:
+        weights = negatives.log_weights
+        if isinstance(weights, Tensor):
+            scores, weights = scores + weights, 0.0
+        if negatives.allowed is not None:
+            scores = scores.masked_fill(~negatives.allowed, -torch.inf)
+        loss: Tensor = _SampledSoftmax.apply(positives, scores, *negatives.excluded, weights)
+        return loss
 
 
 class _SampledSoftmax(torch.autograd.Function):
-    """The loss in as few passes over the Q x K scores as torch allows: five, and one for the gradient."""
+    """The loss in as few passes over the q x K scores as torch allows: six, and one for the gradient."""
 
     @staticmethod
     def forward(
         ctx: Any,
         positives: Tensor,
         negatives: Tensor,
-        hit_queries: Tensor,
+        hit_questions: Tensor,
         hit_negatives: Tensor,
         correction: float,
     ) -> Tensor:
-        top = torch.maximum(negatives.amax(dim=1) + correction, positives)
-        weights = (negatives - (top - correction)[:, None]).exp_()
-        weights[hit_queries, hit_negatives] = 0
+        weights = negatives.clone()
+        # Before the maximum: a known answer may score so high that all others would vanish beside it.
+        weights[hit_questions, hit_negatives] = -torch.inf
+        top = torch.maximum(weights.amax(dim=1) + correction, positives)
+        weights.sub_((top - correction)[:, None]).exp_()
         positive_weight = (positives - top).exp_()
         total = weights.sum(dim=1).add_(positive_weight)
         ctx.save_for_backward(weights, positive_weight, total)
@@ -86,10 +89,75 @@ class _SampledSoftmax(torch.autograd.Function):
         return positive_weight * scale - gradient, weights * scale[:, None], None, None, None
 
 
-def n3(*magnitudes: Tensor) -> Tensor:
-    """Sum of cubed magnitudes: the nuclear 3-norm (Lacroix et al., 2018).
+@dataclass(frozen=True, slots=True)
+class SelfAdversarial(SampledLoss):
+    """-log sigmoid(margin + s) - sum_k p_k log sigmoid(-margin - s_k), p = softmax(temperature s_k)."""
 
-    Args:
-        magnitudes: float[Q, ...] non-negative sizes of coordinates, as `Scoring.magnitudes` returns.
+    margin: float
+    temperature: float
+
+    def __call__(self, positives: Tensor, scores: Tensor, negatives: Negatives) -> Tensor:
+        with torch.no_grad():
+            # The weights are no part of the gradient.
+            plausible = _masked(self.temperature * scores + negatives.log_weights, negatives)
+            weights = plausible.softmax(dim=1).nan_to_num_(0.0)  # NaN where no negative is left.
+        return (
+            -logsigmoid(self.margin + positives).sum() - (weights * logsigmoid(-self.margin - scores)).sum()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Margin(SampledLoss):
+    """Mean over negatives of max(0, margin - s + s_k)."""
+
+    margin: float
+
+    def __call__(self, positives: Tensor, scores: Tensor, negatives: Negatives) -> Tensor:
+        return (_weights(scores, negatives) * relu(self.margin - positives[:, None] + scores)).sum()
+
+
+@dataclass(frozen=True, slots=True)
+class BinaryCrossEntropy(SampledLoss):
+    """The true candidate's term, and the mean over negatives of theirs.
+
+    Labels y are smoothed to (1 - smoothing) y + smoothing / num_candidates.
     """
-    return torch.stack([(size * size * size).sum() for size in magnitudes]).sum()
+
+    smoothing: float
+    num_candidates: int
+
+    def __call__(self, positives: Tensor, scores: Tensor, negatives: Negatives) -> Tensor:
+        low = self.smoothing / self.num_candidates
+        true_labels = torch.full_like(positives, 1 - self.smoothing + low)
+        terms = binary_cross_entropy_with_logits(scores, torch.full_like(scores, low), reduction="none")
+        true_terms = binary_cross_entropy_with_logits(positives, true_labels, reduction="sum")
+        return true_terms + (_weights(scores, negatives) * terms).sum()
+
+
+def _masked(values: Tensor, negatives: Negatives) -> Tensor:
+    """Return values [q, K] with -inf where a negative is none; may overwrite them."""
+    if negatives.allowed is not None:
+        values = values.masked_fill(~negatives.allowed, -torch.inf)
+    values[negatives.excluded] = -torch.inf
+    return values
+
+
+@torch.no_grad()
+def _weights(scores: Tensor, negatives: Negatives) -> Tensor:
+    """Return float[q, K]: the share of all candidates that each negative stands for; rows sum to 1 or 0."""
+    return (
+        _masked(torch.zeros_like(scores) + negatives.log_weights, negatives).softmax(dim=1).nan_to_num_(0.0)
+    )
+
+
+def sampled_loss(
+    name: LossName, *, margin: float, temperature: float, smoothing: float, num_candidates: int
+) -> SampledLoss:
+    """Return a loss by its name; each takes the settings that are its own."""
+    if name == "softmax":
+        return Softmax()
+    if name == "self-adversarial":
+        return SelfAdversarial(margin, temperature)
+    if name == "margin":
+        return Margin(margin)
+    return BinaryCrossEntropy(smoothing, num_candidates)

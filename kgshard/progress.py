@@ -20,6 +20,9 @@ class Progress(Protocol):
     def step(self, *, epoch: int, loss: float, num_triples: int) -> None:
         """Say that `num_triples` more were trained on, in an epoch counted from 1."""
 
+    def evaluated(self, *, epoch: int, mrr: float) -> None:
+        """Say how valid triples were ranked."""
+
     def close(self) -> None:
         """Training is over, or failed."""
 
@@ -28,6 +31,9 @@ class Silent:
     """Says nothing."""
 
     def step(self, *, epoch: int, loss: float, num_triples: int) -> None:
+        pass
+
+    def evaluated(self, *, epoch: int, mrr: float) -> None:
         pass
 
     def close(self) -> None:
@@ -58,6 +64,10 @@ class PlainProgress:
                 f"{format_seconds((self._total - self._done) / rate)} left\n"
             )
             sys.stderr.flush()
+
+    def evaluated(self, *, epoch: int, mrr: float) -> None:
+        sys.stderr.write(f"epoch {epoch}/{self._num_epochs}  valid MRR {mrr:.4f}\n")
+        sys.stderr.flush()
 
     def close(self) -> None:
         pass
@@ -96,6 +106,9 @@ class LiveProgress:
         self._loss = running_mean(self._loss, loss)
         label = f"{epoch}/{self._num_epochs}"
         self._bar.update(self._task, advance=num_triples, epoch=label, loss=self._loss)
+
+    def evaluated(self, *, epoch: int, mrr: float) -> None:
+        self._bar.console.print(f"epoch {epoch}/{self._num_epochs}  valid MRR {mrr:.4f}", highlight=False)
 
     def close(self) -> None:
         self._bar.stop()

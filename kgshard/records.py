@@ -109,6 +109,8 @@ class Manifest(Struct, frozen=True):
     model: dict[str, Any]
     tables: dict[str, TableInfo]
     files: dict[str, FileInfo]
+    shared: dict[str, list[int]] = {}
+    """Shapes of the parameters that all rows share, by name."""
 
 
 class IndexInfo(Struct, frozen=True):
@@ -117,13 +119,15 @@ class IndexInfo(Struct, frozen=True):
     file: str
     type: str
     exact: bool
-    metric: Literal["dot", "l2", "l1"]
-    transform: Literal["none", "unit length"]
-    """What was done to rows before they were added."""
+    metric: Literal["dot", "l2", "l1", "moduli", "hyperplane"]
+    """A name of kgshard.models.metric.METRICS."""
+    transform: Literal["none", "unit length", "candidates"]
+    """What was done to rows before they were added: "candidates" is what the model makes of them."""
     rows: int
     dim: int
+    """Floats for each vector in the index."""
     longest: float
-    """The largest 2-norm of an added row."""
+    """The largest 2-norm of such a vector."""
     model: str
     run_id: str
     step: int

@@ -3,11 +3,13 @@
     RUN/
         run.json        format "kgshard.run/1": id, settings, model, data name and vocabulary hash, versions
         data/           the prepared dataset (kgshard.data.dataset)
-        metrics.jsonl   one JSON object a line: epoch, step, loss, triples_per_second, seconds
-        LATEST          name of the newest checkpoint
+        metrics.jsonl   one JSON object a line (kgshard.metrics_log)
+        config.toml     the settings again, for `kgshard train --config`
+        LATEST, BEST    names of the newest checkpoint, and of the one that did best on valid
         checkpoints/step-00012000/
             entity-00001-of-00004.safetensors ...   one shard a rank (kgshard.shards)
-            relation.safetensors                    replicated tables, once
+            relation.safetensors                    relations, once; sharded they are named as entities are
+            shared.safetensors                      parameters that all rows share, if there are any
             manifest.json                           written last: the only source of order and of truth
 
 manifest.json, format "kgshard.checkpoint/1", names for every table its dtype, shape and pieces (file,
@@ -23,24 +25,40 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from kgshard.data.dataset import DATASET_NAMES, Dataset, open_dataset
-from kgshard.errors import DataError, RunError, ShardError
+from kgshard.errors import DataError, NonFiniteError, RunError, ShardError
 from kgshard.files import AnyPath, file_sha256, is_record, read_json
 from kgshard.models.link import LinkModel
 from kgshard.records import Manifest, PieceInfo, RunInfo
-from kgshard.shards import ENTITIES, RELATIONS, Piece, StoredTable, read_header, saved_row_start
+from kgshard.shards import (
+    ENTITIES,
+    RELATIONS,
+    Floats,
+    Piece,
+    StoredTable,
+    read_header,
+    read_tensors,
+    saved_row_start,
+)
 
 RUN_FILE = "run.json"
 MANIFEST_FILE = "manifest.json"
 LATEST_FILE = "LATEST"
+BEST_FILE = "BEST"
+CONFIG_FILE = "config.toml"
+RELATION_FILE = "relation.safetensors"
+SHARED_FILE = "shared.safetensors"
 LOCK_FILE = "lock"
 METRICS_FILE = "metrics.jsonl"
 RUN_NAMES = (
-    *(RUN_FILE, LATEST_FILE, LOCK_FILE, METRICS_FILE),
+    *(RUN_FILE, CONFIG_FILE, LATEST_FILE, BEST_FILE, LOCK_FILE, METRICS_FILE),
+    *("events.out.tfevents.*", "curves.png"),
     *(f"data/{name}" for name in DATASET_NAMES),
     *(
         f"checkpoints/step-*/{name}"
-        for name in ("entity-*.safetensors", "relation.safetensors", MANIFEST_FILE)
+        for name in ("entity-*.safetensors", "relation*.safetensors", SHARED_FILE, MANIFEST_FILE)
     ),
     "eval/*.json",
     *("model/model.safetensors", "model/config.json", "model/*.parquet"),
@@ -50,14 +68,18 @@ RUN_NAMES = (
 """Patterns of the paths of all files that kgshard writes into a run folder."""
 
 
+CHECKPOINT_NAME = re.compile("step-[0-9]{8,}")
+
+
 def checkpoint_name(step: int) -> str:
     """Return the folder name of a checkpoint."""
     return f"step-{step:08d}"
 
 
-def shard_name(rank: int, world_size: int) -> str:
-    """Return the file name of one rank's entity shard. For people: order comes from the manifest."""
-    return f"entity-{rank + 1:05d}-of-{world_size:05d}.safetensors"
+def shard_name(rank: int, world_size: int, tensor_name: str = ENTITIES) -> str:
+    """Return the file name of one rank's shard of a table. For people: order comes from the manifest."""
+    table = {ENTITIES: "entity", RELATIONS: "relation"}[tensor_name]
+    return f"{table}-{rank + 1:05d}-of-{world_size:05d}.safetensors"
 
 
 @dataclass(frozen=True)
@@ -84,6 +106,25 @@ class Checkpoint:
     def relations(self) -> StoredTable:
         """The relation table, float[relation rows, relation_dim]."""
         return self._table(RELATIONS)
+
+    @cached_property
+    def shared(self) -> dict[str, Floats]:
+        """The parameters that all rows share, float32, by name; most models have none."""
+        return self._read_shared()
+
+    def _read_shared(self) -> dict[str, Floats]:
+        shapes = self.manifest.shared
+        if not shapes:
+            return {}
+        path = self.folder / SHARED_FILE
+        tensors = read_tensors(path)
+        found = {name: list(tensor.shape) for name, tensor in tensors.items()}
+        if found != shapes:
+            raise ShardError(f"{path}: holds {found}, but {MANIFEST_FILE} says {shapes}", file=str(path))
+        for name, values in tensors.items():
+            if not np.isfinite(values).all():
+                raise NonFiniteError(f"{path}: shared parameter {name!r} is not finite")
+        return tensors
 
     def _table(self, name: str) -> StoredTable:
         entry = self.manifest.tables.get(name)
@@ -190,28 +231,39 @@ class Run:
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
-        """The newest checkpoint; see `open_checkpoint`."""
+        """The checkpoint that did best on valid, or the newest; see `open_checkpoint`."""
         return self.open_checkpoint()
 
     def open_checkpoint(self, name: str | None = None) -> Checkpoint:
-        """Open a checkpoint of this run, by default the newest.
+        """Open a checkpoint of this run.
+
+        Args:
+            name: "best", "latest" or a checkpoint's name; by default the best where the run was evaluated
+                while it trained, else the newest.
 
         Raises:
             RunError: There is none yet, or none of this name.
             ShardError: It is damaged, or belongs to another run or vocabulary.
         """
-        name = self._latest() if name is None else name
-        if not re.fullmatch("step-[0-9]{8,}", name):
+        if name is None:
+            name = "best" if (self.folder / BEST_FILE).exists() else "latest"
+        if name in ("best", "latest"):
+            name = self._pointed_to(BEST_FILE if name == "best" else LATEST_FILE)
+        if not CHECKPOINT_NAME.fullmatch(name):
             raise RunError(f"{self.folder}: {name!r} is no checkpoint's name")
         checkpoint = open_checkpoint(self.folder / "checkpoints" / name)
         self._check_belongs(checkpoint)
         return checkpoint
 
-    def _latest(self) -> str:
+    def _pointed_to(self, pointer: str) -> str:
         try:
-            return (self.folder / LATEST_FILE).read_bytes().decode(errors="replace").strip()
+            return (self.folder / pointer).read_bytes().decode(errors="replace").strip()
         except FileNotFoundError:
-            raise RunError(f"{self.folder}: no checkpoint yet; training did not get that far") from None
+            missing = {
+                LATEST_FILE: "no checkpoint yet; training did not get that far",
+                BEST_FILE: "no best checkpoint; the run was not evaluated while it trained (--eval-every)",
+            }
+            raise RunError(f"{self.folder}: {missing[pointer]}") from None
 
     def _check_belongs(self, checkpoint: Checkpoint) -> None:
         """Raise ShardError where a checkpoint is of another run or vocabulary."""
@@ -226,10 +278,21 @@ class Run:
             ENTITIES: (dataset.num_entities, model.dim),
             RELATIONS: (model.num_relation_rows, model.relation_dim),
         }
+        wanted = {name: list(how.shape) for name, how in model.scoring.shared_init(model.dim).items()}
+        if checkpoint.manifest.shared != wanted:
+            raise ShardError(
+                f"{checkpoint.folder}: shared parameters are {checkpoint.manifest.shared}, expected {wanted}"
+            )
         for name, shape in shapes.items():
             found = checkpoint.manifest.tables[name].shape
             if found != shape:
                 raise ShardError(f"{checkpoint.folder}: {name} is {list(found)}, expected {list(shape)}")
+        inits = model.scoring.shared_init(model.dim)
+        shared = {name: list(how.shape) for name, how in inits.items()}
+        if checkpoint.manifest.shared != shared:
+            raise ShardError(
+                f"{checkpoint.folder}: shared parameters are {checkpoint.manifest.shared}, expected {shared}"
+            )
 
 
 def is_run(folder: Path) -> bool:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -115,7 +115,7 @@ def _tensors(header: dict[str, Any], *, data_start: int, file_size: int) -> dict
     return tensors
 
 
-def header_bytes(tensors: dict[str, tuple[str, Sequence[int]]], metadata: dict[str, str]) -> bytes:
+def header_bytes(tensors: Mapping[str, tuple[str, Sequence[int]]], metadata: dict[str, str]) -> bytes:
     """Return the start of a safetensors file whose data follow in the order given.
 
     Args:
@@ -166,6 +166,23 @@ def widen(stored: npt.NDArray[Any], dtype: str) -> Floats:
     if dtype == "BF16":
         return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return stored.astype(np.float32, copy=False)
+
+
+def read_tensors(path: Path) -> dict[str, Floats]:
+    """Return all tensors of a small safetensors file, widened to float32, by name.
+
+    Raises:
+        ShardError: It is no safetensors file, or holds something else than tables of floats.
+    """
+    tensors, _ = read_header(path)
+    values = {}
+    for name, info in tensors.items():
+        if info.dtype not in TABLE_DTYPES:
+            known = ", ".join(TABLE_DTYPES)
+            raise ShardError(f"{path}: {name} is {info.dtype}, expected one of {known}", file=str(path))
+        stored = np.fromfile(path, TABLE_DTYPES[info.dtype][0], math.prod(info.shape), offset=info.offset)
+        values[name] = np.array(widen(stored.reshape(info.shape), info.dtype))
+    return values
 
 
 @dataclass(frozen=True, slots=True)

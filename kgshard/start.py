@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import socket
@@ -24,10 +25,10 @@ from kgshard.files import (
     swap_directory,
     temporary_sibling,
     write_json,
+    write_text,
 )
-from kgshard.models.link import LinkModel
 from kgshard.records import RunInfo
-from kgshard.runs import LATEST_FILE, LOCK_FILE, RUN_FILE, RUN_NAMES, Run, is_run, open_run
+from kgshard.runs import CONFIG_FILE, LATEST_FILE, LOCK_FILE, RUN_FILE, RUN_NAMES, Run, is_run, open_run
 
 
 def ingest(data: AnyPath, out: AnyPath, *, overwrite: bool = False) -> Dataset:
@@ -114,7 +115,13 @@ def _begin(source: Source | Path, folder: Path, config: TrainConfig) -> None:
     """Make a run folder with its data and no checkpoint."""
     with replacing_directory(folder) as temporary:
         dataset = _place_dataset(source, temporary / "data")
+        write_text(temporary / CONFIG_FILE, "".join(_toml(*item) for item in config.to_dict().items()))
         write_json(temporary / RUN_FILE, _run_info(config, dataset))
+
+
+def _toml(name: str, value: object) -> str:
+    """Return a line of TOML. JSON spells text, numbers and truth values as TOML does."""
+    return f"{name} = {json.dumps(value, ensure_ascii=False)}\n"
 
 
 @contextmanager
@@ -140,13 +147,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _run_info(config: TrainConfig, dataset: Dataset) -> RunInfo:
-    model = LinkModel(
-        name=config.model,
-        dim=config.dim,
-        num_entities=dataset.num_entities,
-        num_relations=dataset.num_relations,
-        reciprocal=config.corruption == "reciprocal",
-    )
+    model = config.link_model(num_entities=dataset.num_entities, num_relations=dataset.num_relations)
     packages = ("torch", "numpy", "kgshard")
     return RunInfo(
         format="kgshard.run/1",

@@ -94,6 +94,11 @@ class ShardedTable:
         """Send the first counts[0] rows to rank 0, the next to rank 1, ...; return what came back."""
         return self.exchange.all_to_all(rows.split(counts), expected, kind=kind, table=self._number)
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of the whole table."""
+        return self.partition.num_rows
+
     @torch.no_grad()
     def replicate(self, ids: Tensor) -> Tensor:
         """Return the rows [I, D] of `ids`, which must be equal on all ranks, on every rank.
@@ -107,3 +112,13 @@ class ShardedTable:
         rows = self.weight.new_zeros(len(ids), self.weight.shape[1])
         rows[owned] = self.weight[local[owned]]
         return self.exchange.all_reduce(rows)
+
+
+def rows_everywhere(table: ShardedTable | Tensor, ids: Tensor) -> Tensor:
+    """Return rows [I, D] of ids, equal on all ranks, of a table that is sharded or held by every rank."""
+    return table.replicate(ids) if isinstance(table, ShardedTable) else table[ids]
+
+
+def held_rows(table: ShardedTable | Tensor) -> Tensor:
+    """Return the rows that this rank holds of a table that is sharded or held by every rank."""
+    return table.weight if isinstance(table, ShardedTable) else table

@@ -24,13 +24,15 @@ WRITES_TO_A_TEMPORARY_OF_ITS_CALLER = {
     # merge_shards hands it a path from replacing or replacing_directory.
     ("kgshard_tools.merge", "_write_model"),
     # save_checkpoint hands it a path in the temporary folder, and renames that.
-    ("kgshard.checkpoint", "_write_tensor"),
+    ("kgshard.checkpoint", "_write_tensors"),
+    # Removes complete checkpoints of its own run that no pointer names any more.
+    ("kgshard.checkpoint", "_point"),
     # _build hands it a path from replacing.
     ("kgshard_tools.index.flat", "write_index"),
     # A lock: its content only says who holds it.
     ("kgshard.start", "_locked"),
     # Appends lines to metrics.jsonl while training runs; readers take whole lines.
-    ("kgshard.training", "_log"),
+    ("kgshard.metrics_log", "_append"),
 }
 """The only functions outside kgshard.files that write with no `with replacing(...)` around."""
 

@@ -146,15 +146,6 @@ def test_a_checkpoint_is_all_there_is_afterwards(tmp_path: Path) -> None:
     }
 
 
-def test_the_newest_checkpoint_is_the_one_opened_and_older_ones_stay(tmp_path: Path) -> None:
-    run = run_of(tmp_path, 5)
-    older, newer = random_tables(run, 6), random_tables(run, 7)
-    first = save_on_threads(run, 2, *older, step=1)
-    save_on_threads(run, 1, *newer, step=2)
-    np.testing.assert_array_equal(open_run(run.folder).checkpoint.entities.read(range(5)), newer[0])
-    assert first.is_dir()
-
-
 def test_twelve_ranks_are_put_together_by_the_manifest(tmp_path: Path) -> None:
     """Names sorted as text give 1, 10, 11, 2 (B45). Row i holds i; names here say nothing about rows."""
     run = run_of(tmp_path, 30)

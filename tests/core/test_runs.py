@@ -149,9 +149,9 @@ def test_shards_swapped_after_opening_are_found_by_their_hashes(folder: Path) ->
 
 
 def test_a_shard_of_another_step_is_found_by_its_hash(folder: Path, pristine: Path) -> None:
-    run = open_run(folder.parents[1])
+    run, stale = open_run(folder.parents[1]), shard(folder, 3).read_bytes()
     later = save_on_threads(run, WORLD_SIZE, *random_tables(run, 2), step=6)
-    shutil.copyfile(shard(folder, 3), shard(later, 3))
+    shard(later, 3).write_bytes(stale)
     with pytest.raises(ShardError, match="SHA-256 differs") as caught:
         list(open_run(run.folder).checkpoint.verify())
     assert caught.value.file == str(shard(later, 3))

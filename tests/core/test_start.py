@@ -22,7 +22,7 @@ import kgshard.api
 import kgshard.devices
 from kgshard import evaluate, ingest, train
 from kgshard.checkpoint import save_checkpoint
-from kgshard.config import TrainConfig
+from kgshard.config import TrainConfig, read_settings
 from kgshard.errors import ConfigError, NonFiniteError, RankFailureError, RunError
 from kgshard.exchange import Exchange
 from kgshard.files import TEMPORARY_PREFIX
@@ -59,6 +59,24 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+# --- what a run begins with
+
+
+def test_a_run_holds_its_settings_for_another_like_it(tmp_path: Path, graph: Path) -> None:
+    config = TrainConfig(model="keci:1,1", dim=9, lr=1e-05, negatives_from="typed", filter_negatives=True)
+    run = begun_run(graph, tmp_path / "run", config)
+    assert TrainConfig.from_dict(read_settings(run.folder / "config.toml")) == config
+    assert TrainConfig.from_dict(open_run(run.folder).info.config) == config
+    assert names(run.folder) == {"config.toml", "data", "run.json"}
+
+
+def test_a_run_knows_its_model_by_the_settings(tmp_path: Path, graph: Path) -> None:
+    config = TrainConfig(model="tucker:3", dim=8, corruption="both-sides")
+    model = begun_run(graph, tmp_path / "run", config).model
+    assert model == config.link_model(num_entities=6, num_relations=1)
+    assert (model.relation_dim, model.num_relation_rows) == (3, 1)
+
+
 # --- --overwrite
 
 
@@ -71,6 +89,24 @@ def test_a_finished_run_is_replaced_by_its_finished_successor(finished: Run, gra
     assert open_run(finished.folder).info.id == new.info.id
     assert open_run(finished.folder).checkpoint.manifest.run_id == new.info.id
     assert names(finished.folder.parent) == before
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": "tucker", "eval_every": 1, "epochs": 2},
+        {"shard_relations": "always", "dtype": "bfloat16"},
+    ],
+)
+def test_a_run_with_all_that_training_writes_is_replaced(
+    tmp_path: Path, here: None, settings: dict[str, Any]
+) -> None:
+    """Every file that kgshard writes into a run is known as its own."""
+    graph = write_graph(tmp_path / "graph", train=chain(6), valid=chain(4), test=chain(3))
+    first = train(graph, out=tmp_path / "run", quiet=True, **SETTINGS | settings)
+    evaluate(first, split="test")
+    second = train(graph, out=tmp_path / "run", overwrite=True, quiet=True, **SETTINGS)
+    assert open_run(tmp_path / "run").info.id == second.info.id != first.info.id
 
 
 def test_a_training_that_fails_leaves_the_finished_run(finished: Run, graph: Path, here: None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -85,7 +85,7 @@ def make_run(
         folder: Where; a new or empty folder.
         train: Triples; so are `valid` and `test`.
         entities: [num_entities, dim] in row order; by default drawn from `seed`.
-        relations: [relation rows, relation_dim]; by default drawn too.
+        relations: [relation rows, relation_dim]; by default drawn too, as are parameters that rows share.
         world_size: Ranks that write the shards.
         dtype: dtype of the tables on disk.
         seed: Fixes the values that are drawn.
@@ -97,7 +97,9 @@ def make_run(
         entities = source.standard_normal((model.num_entities, model.dim))
     if relations is None:
         relations = source.standard_normal((model.num_relation_rows, model.relation_dim))
-    save_tables(run, entities, relations, world_size=world_size, dtype=dtype)
+    inits = model.scoring.shared_init(model.dim)
+    shared = {name: source.standard_normal(how.shape) for name, how in inits.items()}
+    save_tables(run, entities, relations, shared, world_size=world_size, dtype=dtype)
     return run
 
 
@@ -105,25 +107,38 @@ def save_tables(
     run: Run,
     entities: npt.ArrayLike,
     relations: npt.ArrayLike,
+    shared: Mapping[str, npt.ArrayLike] | None = None,
     *,
     world_size: int = 1,
     step: int = 1,
+    best: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> Path:
-    """Write a checkpoint on `world_size` ranks; return its folder."""
+    """Write a checkpoint on `world_size` ranks; return its folder. `best` keeps it beside later ones."""
     tables = [torch.from_numpy(np.array(table, np.float32)).to(dtype) for table in (entities, relations)]
+    for_all = {
+        name: torch.from_numpy(np.array(values, np.float32)) for name, values in (shared or {}).items()
+    }
     # Training saves no table that is not finite; a test may, to see who notices.
     with patch("kgshard.checkpoint._non_finite", return_value=None):
-        folders = ThreadWorld(world_size).run(_save, run, *tables, step)
+        folders = ThreadWorld(world_size).run(_save, run, *tables, for_all, step, best)
     folder: Path = folders[0]
     return folder
 
 
-def _save(exchange: Exchange, run: Run, entities: torch.Tensor, relations: torch.Tensor, step: int) -> Path:
+def _save(
+    exchange: Exchange,
+    run: Run,
+    entities: torch.Tensor,
+    relations: torch.Tensor,
+    shared: Mapping[str, torch.Tensor],
+    step: int,
+    best: bool,
+) -> Path:
     partition = RowPartition(len(entities), exchange.world_size)
     rows = partition.rows_of(exchange.rank)
     table = ShardedTable(entities[rows.start : rows.stop].clone(), partition, exchange)
-    return save_checkpoint(run, table, relations, step=step, epoch=1)
+    return save_checkpoint(run, table, relations, shared, step=step, epoch=1, best=best)
 
 
 def write_sparse_checkpoint(run: Run, *, num_shards: int) -> Path:

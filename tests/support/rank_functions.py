@@ -1,4 +1,4 @@
-"""What runs on a rank in tests of the distributed core. Every function takes an Exchange first.
+"""What runs on a rank in tests of exchanges, tables and embeddings. Every function takes an Exchange first.
 
 All are module-level, so threads and gloo processes run the same ones; arguments and results can be pickled.
 
@@ -8,7 +8,7 @@ Shape letters: I requested ids, D floats for each row, N rows of a table.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -23,14 +23,9 @@ from kgshard.distributed import current_exchange
 from kgshard.embedding import RowWiseShardedEmbedding
 from kgshard.errors import ExchangeMismatchError
 from kgshard.exchange import Exchange, Kind
-from kgshard.initialise import fill_initial_rows
-from kgshard.models.link import LinkModel
-from kgshard.optim import OPTIMIZERS, RowOptimizer
 from kgshard.partition import RowPartition
 from kgshard.routing import RowGradient
-from kgshard.sampling import Batch, epoch_batches
 from kgshard.table import ShardedTable
-from kgshard.trainer import Trainer
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -179,6 +174,34 @@ def fetch_with_a_row_missing(exchange: Exchange, short: int, monkey: pytest.Monk
     return "agreed"
 
 
+def sum_with_a_fault(exchange: Exchange, who: int | None, fault: str) -> str:
+    """Sum three floats over ranks, rank `who` departing from it; return the refusal, or "agreed"."""
+    departs = who == exchange.rank
+    tensor = torch.ones(3, dtype=torch.float64 if departs and fault == "dtype" else torch.float32)
+    try:
+        if departs and fault == "call":
+            exchange.all_to_all([tensor] * exchange.world_size)
+        else:
+            exchange.all_reduce(tensor[: 2 if departs and fault == "size" else 3])
+    except ExchangeMismatchError as error:
+        return str(error)
+    return "agreed"
+
+
+def sum_of_any_size(exchange: Exchange, values: list[Floats], small_bytes: int) -> tuple[Floats, bool]:
+    """Sum values[rank] over ranks, tensors above `small_bytes` by torch's own all_reduce.
+
+    Returns:
+        The sum, and whether torch's all_reduce made it.
+    """
+    with (
+        patch("kgshard.distributed._SMALL_BYTES", small_bytes),
+        patch.object(torch.distributed, "all_reduce", wraps=torch.distributed.all_reduce) as theirs,
+    ):
+        total: Floats = exchange.all_reduce(torch.from_numpy(values[exchange.rank].copy())).numpy()
+    return total, theirs.called
+
+
 # --- table
 
 
@@ -230,6 +253,20 @@ def fetch_two_tables(exchange: Exchange, confused: int) -> str:
     except ExchangeMismatchError as error:
         return str(error)
     return "agreed"
+
+
+def gathered(table: ShardedTable) -> Floats:
+    """Return float64[N, D]: all rows, on every rank."""
+    rows: Floats = table.replicate(torch.arange(table.partition.num_rows)).double().numpy()
+    return rows
+
+
+def swapped_rows(gradient: RowGradient) -> RowGradient:
+    """Return the same rows with the gradients of the first two exchanged."""
+    order = torch.arange(len(gradient.rows))
+    if len(order) > 1:
+        order[[0, 1]] = order[[1, 0]]
+    return RowGradient(gradient.rows, gradient.values[order])
 
 
 # --- embedding
@@ -322,203 +359,3 @@ def default_group_embedding(exchange: Exchange) -> dict[str, Any]:
         "rows": torch.equal(rows, truth),
         "gradient": torch.allclose(module.weight.grad.to_dense(), total),
     }
-
-
-# --- training
-
-
-@dataclass(frozen=True)
-class Job:
-    """A small training."""
-
-    model: str
-    triples: Ints
-    """int64[n, 3]."""
-    num_entities: int
-    num_relations: int
-    dim: int = 8
-    corruption: str = "reciprocal"
-    n3: float = 0.0
-    optimizer: str = "adagrad"
-    lr: float = 0.1
-    batch_size: int = 16
-    num_negatives: int = 8
-    num_steps: int = 50
-    seed: int = 3
-
-    @property
-    def link_model(self) -> LinkModel:
-        return LinkModel(
-            name=self.model,
-            dim=self.dim,
-            num_entities=self.num_entities,
-            num_relations=self.num_relations,
-            reciprocal=self.corruption == "reciprocal",
-        )
-
-    def but(self, **changes: Any) -> Job:
-        return replace(self, **changes)
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What came of a Job, on every rank the same."""
-
-    losses: list[float]
-    """One for each step."""
-    entities: Floats
-    relations: Floats
-
-
-def train(exchange: Exchange, job: Job) -> Trained:
-    """Train as `kgshard train` does, for so many steps."""
-    model = job.link_model
-    partition = RowPartition(model.num_entities, exchange.world_size)
-    rows = partition.rows_of(exchange.rank)
-    entities = torch.empty(len(rows), model.dim)
-    relations = torch.empty(model.num_relation_rows, model.relation_dim)
-    fill_initial_rows(
-        entities, model.scoring.entity_init(model.dim), seed=job.seed, table="entity", rows=rows
-    )
-    fill_initial_rows(
-        relations,
-        model.scoring.relation_init(model.dim),
-        seed=job.seed,
-        table="relation",
-        rows=range(len(relations)),
-    )
-    optimizer = OPTIMIZERS[job.optimizer]
-    trainer = Trainer(
-        model,
-        ShardedTable(entities, partition, exchange),
-        relations,
-        entity_optimizer=optimizer(entities, lr=job.lr),
-        relation_optimizer=optimizer(relations, lr=job.lr),
-        n3_weight=job.n3,
-    )
-    losses: list[float] = []
-    for epoch in range(job.num_steps):  # an epoch has a step at least
-        for batch in batches_of(exchange, job, epoch):
-            if len(losses) < job.num_steps:
-                losses.append(trainer.step(batch))
-    return Trained(losses, gathered(trainer.table), trainer.relations.double().numpy())
-
-
-def batches_of(exchange: Exchange, job: Job, epoch: int) -> list[Batch]:
-    """Return this rank's part of one epoch."""
-    return list(
-        epoch_batches(
-            job.triples,
-            num_entities=job.num_entities,
-            batch_size=job.batch_size,
-            num_negatives=job.num_negatives,
-            seed=job.seed,
-            epoch=epoch,
-            rank=exchange.rank,
-            world_size=exchange.world_size,
-        )
-    )
-
-
-class PlainDescent(RowOptimizer):
-    """rows -= lr * gradient: shows a gradient as it is."""
-
-    def _update(self, rows: Tensor, gradients: Tensor) -> Tensor:
-        return gradients * -self.lr
-
-
-def one_step(
-    exchange: Exchange, job: Job, entities: Floats, relations: Floats, negatives: Ints, dtype: torch.dtype
-) -> Trained:
-    """Make one step of plain descent (lr 1) on all of job.triples from given tables."""
-    table = sharded(exchange, torch.from_numpy(entities).to(dtype))
-    relation_table = torch.tensor(relations, dtype=dtype)  # a copy: it is trained in place
-    mine = RowPartition(len(job.triples), exchange.world_size).rows_of(exchange.rank)
-    trainer = Trainer(
-        job.link_model,
-        table,
-        relation_table,
-        entity_optimizer=PlainDescent(table.weight, lr=1.0),
-        relation_optimizer=PlainDescent(relation_table, lr=1.0),
-        n3_weight=job.n3,
-    )
-    loss = trainer.step(
-        Batch(
-            step=0,
-            relations=torch.from_numpy(job.triples[:, 1].copy()),
-            triples=torch.from_numpy(job.triples[mine.start : mine.stop].copy()),
-            negatives=torch.from_numpy(negatives),
-            global_size=len(job.triples),
-        )
-    )
-    return Trained([loss], gathered(table), relation_table.double().numpy())
-
-
-def step_from_nan(exchange: Exchange, job: Job, bad_row: int) -> tuple[str, bool]:
-    """Make a step with NaN in one entity row.
-
-    Returns:
-        The kind and words of the error, and whether this rank's rows and relations are as before.
-    """
-    source = np.random.default_rng(0)
-    whole = source.normal(size=(job.num_entities, job.dim))
-    whole[bad_row] = np.nan
-    table = sharded(exchange, torch.from_numpy(whole).float())
-    relations = torch.ones(job.link_model.num_relation_rows, job.link_model.relation_dim)
-    before = table.weight.clone()
-    trainer = Trainer(
-        job.link_model,
-        table,
-        relations,
-        entity_optimizer=PlainDescent(table.weight, lr=1.0),
-        relation_optimizer=PlainDescent(relations, lr=1.0),
-    )
-    words = "went on"
-    try:
-        trainer.step(batches_of(exchange, job, 0)[0])
-    except Exception as error:
-        words = f"{type(error).__name__}: {error}"
-    same = torch.equal(table.weight.nan_to_num(7.0), before.nan_to_num(7.0)) and bool((relations == 1).all())
-    return words, same
-
-
-def gathered(table: ShardedTable) -> Floats:
-    """Return float64[N, D]: all rows, on every rank."""
-    rows: Floats = table.replicate(torch.arange(table.partition.num_rows)).double().numpy()
-    return rows
-
-
-def swapped_rows(gradient: RowGradient) -> RowGradient:
-    """Return the same rows with the gradients of the first two exchanged."""
-    order = torch.arange(len(gradient.rows))
-    if len(order) > 1:
-        order[[0, 1]] = order[[1, 0]]
-    return RowGradient(gradient.rows, gradient.values[order])
-
-
-def sum_with_a_fault(exchange: Exchange, who: int | None, fault: str) -> str:
-    """Sum three floats over ranks, rank `who` departing from it; return the refusal, or "agreed"."""
-    departs = who == exchange.rank
-    tensor = torch.ones(3, dtype=torch.float64 if departs and fault == "dtype" else torch.float32)
-    try:
-        if departs and fault == "call":
-            exchange.all_to_all([tensor] * exchange.world_size)
-        else:
-            exchange.all_reduce(tensor[: 2 if departs and fault == "size" else 3])
-    except ExchangeMismatchError as error:
-        return str(error)
-    return "agreed"
-
-
-def sum_of_any_size(exchange: Exchange, values: list[Floats], small_bytes: int) -> tuple[Floats, bool]:
-    """Sum values[rank] over ranks, tensors above `small_bytes` by torch's own all_reduce.
-
-    Returns:
-        The sum, and whether torch's all_reduce made it.
-    """
-    with (
-        patch("kgshard.distributed._SMALL_BYTES", small_bytes),
-        patch.object(torch.distributed, "all_reduce", wraps=torch.distributed.all_reduce) as theirs,
-    ):
-        total: Floats = exchange.all_reduce(torch.from_numpy(values[exchange.rank].copy())).numpy()
-    return total, theirs.called

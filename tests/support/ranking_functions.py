@@ -10,17 +10,19 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 import torch
+from exact_scores import SmallGraph
 from runs import begun_run
 from worlds import ThreadWorld
 
 from kgshard.checkpoint import save_checkpoint
 from kgshard.config import TrainConfig
-from kgshard.data.dataset import Triples
-from kgshard.evaluation import Ranker, evaluate_on_ranks
+from kgshard.evaluation import ValidEvaluator, evaluate_on_ranks
 from kgshard.exchange import Exchange
 from kgshard.known import KnownLinks
-from kgshard.models.link import SIDES, LinkModel
+from kgshard.metrics import Ranks
+from kgshard.models.link import SIDES
 from kgshard.partition import RowPartition
+from kgshard.ranking import Ranker
 from kgshard.runs import Run, open_run
 from kgshard.table import ShardedTable
 
@@ -56,43 +58,87 @@ def sharded(exchange: Exchange, entities: Floats) -> ShardedTable:
     return ShardedTable(torch.tensor(entities[rows.start : rows.stop]), partition, exchange)
 
 
-def rank_both_sides(
-    exchange: Exchange,
-    model: LinkModel,
-    entities: Floats,
-    relations: Floats,
-    triples: Triples,
-    known: Triples | None,
-) -> dict[str, list[float]]:
-    """Return the ranks of each side of `triples`; `known` are not candidates."""
-    ranker = Ranker(model, sharded(exchange, entities), torch.tensor(relations))
-    ranks: dict[str, list[float]] = {}
+def rank_both_sides(exchange: Exchange, graph: SmallGraph, *, filtered: bool = True) -> dict[str, Ranks]:
+    """Return the ranks of each side of the graph's triples."""
+    model = graph.model
+    shared = {name: torch.tensor(values) for name, values in graph.shared.items()}
+    ranker = Ranker(model, sharded(exchange, graph.entities), torch.tensor(graph.relations), shared)
+    ranks: dict[str, Ranks] = {}
     for side in SIDES:
-        links = KnownLinks(known, side, num_relations=model.num_relations) if known is not None else None
-        ranks[side] = ranker.rank(side, triples, links).tolist()
+        links = KnownLinks(graph.known, side, num_relations=model.num_relations) if filtered else None
+        ranks[side] = ranker.rank(side, graph.triples, links)
     return ranks
 
 
-def save_tables(exchange: Exchange, folder: str, entities: Floats, relations: Floats, step: int = 1) -> str:
+def rank_on_threads(graph: SmallGraph, world_size: int, *, filtered: bool) -> dict[str, list[list[int]]]:
+    """Return [higher, ties, candidates] of every query by side; every rank must have found the same."""
+
+    def listed(exchange: Exchange) -> dict[str, list[list[int]]]:
+        found = rank_both_sides(exchange, graph, filtered=filtered)
+        return {
+            side: np.stack([ranks.higher, ranks.ties, ranks.candidates], axis=1).tolist()
+            for side, ranks in found.items()
+        }
+
+    outcomes = ThreadWorld(world_size).run(listed)
+    assert all(outcome == outcomes[0] for outcome in outcomes)
+    first: dict[str, list[list[int]]] = outcomes[0]
+    return first
+
+
+def save_tables(
+    exchange: Exchange,
+    folder: str,
+    entities: Floats,
+    relations: Floats,
+    step: int = 1,
+    shared: dict[str, Floats] | None = None,
+    shard_relations: bool = False,
+) -> str:
     """Save one checkpoint of a run; return its folder."""
-    table = sharded(exchange, entities)
-    return str(save_checkpoint(open_run(folder), table, torch.tensor(relations), step=step, epoch=1))
+    run, table = open_run(folder), sharded(exchange, entities)
+    tensors = {name: torch.tensor(values) for name, values in (shared or {}).items()}
+    held = sharded(exchange, relations) if shard_relations else torch.tensor(relations)
+    return str(save_checkpoint(run, table, held, tensors, step=step, epoch=1))
 
 
-def save_on_threads(run: Run, world_size: int, entities: Floats, relations: Floats, step: int = 1) -> Path:
+def save_on_threads(
+    run: Run,
+    world_size: int,
+    entities: Floats,
+    relations: Floats,
+    step: int = 1,
+    shared: dict[str, Floats] | None = None,
+    shard_relations: bool = False,
+) -> Path:
     """Save one checkpoint from as many ranks as threads; return its folder."""
     # Training saves no table that is not finite; a test may, to see who notices.
     with patch("kgshard.checkpoint._non_finite", return_value=None):
-        folders = ThreadWorld(world_size).run(save_tables, str(run.folder), entities, relations, step)
+        folders = ThreadWorld(world_size).run(
+            save_tables, str(run.folder), entities, relations, step, shared, shard_relations
+        )
     assert len(set(folders)) == 1
     return Path(folders[0])
 
 
-def evaluate_run(
-    exchange: Exchange, folder: str, split: str = "test", filtered: bool = True
-) -> dict[str, Any]:
+def validate(
+    exchange: Exchange, evaluator: ValidEvaluator, entities: Floats, relations: Floats
+) -> dict[str, float]:
+    """Return the metrics of tables that every rank was given whole."""
+    return evaluator.metrics(sharded(exchange, entities), torch.tensor(relations))
+
+
+def evaluate_run(exchange: Exchange, folder: str, settings: dict[str, Any] | None = None) -> dict[str, Any]:
     """Evaluate a run that every rank opens for itself."""
-    return evaluate_on_ranks(exchange, open_run(folder), split=split, filtered=filtered)
+    return evaluate_on_ranks(exchange, open_run(folder), **(settings or {}))
+
+
+def evaluated(run: Run, *, world_size: int = 1, **settings: Any) -> dict[str, Any]:
+    """Evaluate a run on threads; every rank must return the same."""
+    outcomes = ThreadWorld(world_size).run(evaluate_run, str(run.folder), settings)
+    assert all(outcome == outcomes[0] for outcome in outcomes)
+    result: dict[str, Any] = outcomes[0]
+    return result
 
 
 def random_tables(run: Run, seed: int) -> tuple[Floats, Floats]:

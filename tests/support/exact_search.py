@@ -1,0 +1,114 @@
+"""Tables to search, and the k best of their rows in exact arithmetic."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal, localcontext
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from graphs import stored_table
+from kgshard_tools.index import Contents, FoundIndex
+from kgshard_tools.index.flat import FlatIndex, is_searchable, new_index, write_index
+from kgshard_tools.lifts import AS_STORED, Lift
+from kgshard_tools.search import CandidateSource, Scan
+
+from kgshard.models.metric import METRICS, Metric
+
+Kind = Literal["scan", "index"]
+Rows = npt.NDArray[np.float32]
+Wide = npt.NDArray[np.float64]
+CASES: list[tuple[Metric, Kind]] = [
+    *((metric, "scan") for metric in METRICS.values()),
+    *((metric, "index") for metric in METRICS.values() if is_searchable(metric)),
+]
+every_source = pytest.mark.parametrize(
+    ("metric", "kind"), CASES, ids=[f"{metric.name}-{kind}" for metric, kind in CASES]
+)
+NOBODY = np.empty(0, np.int64)
+
+
+def open_source(
+    folder: Path, rows: npt.ArrayLike, metric: Metric, kind: Kind, lift: Lift = AS_STORED
+) -> CandidateSource:
+    table = stored_table(folder, rows, num_pieces=2)
+    if kind == "scan":
+        return Scan(table, metric, lift)
+    vectors = lift(table.read(range(table.num_rows)).astype(np.float64))
+    index = new_index(metric, vectors.shape[1])
+    index.add(vectors.astype(np.float32))
+    path = table.pieces[0].path.with_suffix(".faiss")
+    write_index(index, path)
+    longest = math.sqrt(float((vectors * vectors).sum(1).max()))
+    return FlatIndex(FoundIndex(path, Contents("links", metric, lift), longest), table)
+
+
+def asked(metric: Metric, point: npt.NDArray[Any], normal: npt.NDArray[Any] | None = None) -> Wide:
+    """Return the query for a point: itself, or its projection and the normal of a hyperplane."""
+    point = np.asarray(point, np.float64)
+    if metric.name != "hyperplane":
+        return point
+    if normal is None:
+        normal = np.random.default_rng(len(point)).standard_normal(len(point))
+    normal = normal / np.sqrt((normal * normal).sum())
+    return np.concatenate([point - (point * normal).sum() * normal, normal])
+
+
+def fractions(values: npt.NDArray[Any]) -> list[Fraction]:
+    return [Fraction(float(value)) for value in values]
+
+
+def exact_order_value(metric: Metric, query: npt.NDArray[Any], row: npt.NDArray[Any]) -> Fraction:
+    """Return what a score is ordered by, without rounding: the score, or minus the squared distance."""
+    return order_value(metric, fractions(query), fractions(row))
+
+
+def order_value(metric: Metric, q: list[Fraction], e: list[Fraction]) -> Fraction:
+    if metric.name == "dot":
+        return sum((a * b for a, b in zip(q, e, strict=True)), Fraction(0))
+    if metric.name == "hyperplane":
+        w = q[len(e) :]
+        height = sum((a * b for a, b in zip(w, e, strict=True)), Fraction(0))
+        e = [a - height * b for a, b in zip(e, w, strict=True)]
+    differences = [a - b for a, b in zip(q[: len(e)], e, strict=True)]
+    if metric.name == "moduli":
+        half = len(e) // 2
+        return -sum(map(root_of_squares, differences[:half], differences[half:]), Fraction(0))
+    return -sum((abs(d) if metric.name == "l1" else d * d for d in differences), Fraction(0))
+
+
+def root_of_squares(a: Fraction, b: Fraction) -> Fraction:
+    """Return sqrt(a^2 + b^2) to 60 digits, which no two sums of moduli in these tests agree to."""
+    with localcontext() as context:
+        context.prec = 60
+        square = a * a + b * b
+        return Fraction((Decimal(square.numerator) / Decimal(square.denominator)).sqrt())
+
+
+def exact_best(
+    metric: Metric, query: npt.NDArray[Any], rows: npt.NDArray[Any], k: int, excluded: set[int]
+) -> tuple[list[int], list[float]]:
+    values = {i: exact_order_value(metric, query, row) for i, row in enumerate(rows) if i not in excluded}
+    return best_of(metric, values, k)
+
+
+def best_of(metric: Metric, values: dict[int, Fraction], k: int) -> tuple[list[int], list[float]]:
+    best = sorted(values, key=lambda i: (-values[i], i))[:k]
+    squared = metric.name in ("l2", "hyperplane")
+    return best, [-math.sqrt(-values[i]) if squared else float(values[i]) for i in best]
+
+
+def guarded(source: CandidateSource, *, calls: int = 20) -> CandidateSource:
+    """Make a search that fetches more often fail, instead of hanging the tests."""
+    fetch, numbers = source.fetch, iter(range(calls))
+
+    def counted(*arguments: Any) -> Any:
+        assert next(numbers, None) is not None, "search keeps fetching"
+        return fetch(*arguments)
+
+    source.fetch = counted  # type: ignore[assignment, method-assign]
+    return source
