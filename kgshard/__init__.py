@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from kgshard.errors import UnknownEntityError as UnknownEntityError
     from kgshard.errors import UnknownRelationError as UnknownRelationError
     from kgshard.runs import open_run as open_run
-    from kgshard.sharded_model import FSDPShardedEntityModel as FSDPShardedEntityModel
-    from kgshard.sharded_model import create_fsdp_sharded_model_class as create_fsdp_sharded_model_class
+    from kgshard.sharded_model.lifecycle import FSDPShardedEntityModel as FSDPShardedEntityModel
+    from kgshard.sharded_model.lifecycle import (
+        create_fsdp_sharded_model_class as create_fsdp_sharded_model_class,
+    )
     from kgshard.start import ingest as ingest
 
 _WHERE = {
@@ -37,8 +39,8 @@ _WHERE = {
     "UnknownEntityError": "kgshard.errors",
     "UnknownRelationError": "kgshard.errors",
     "open_run": "kgshard.runs",
-    "FSDPShardedEntityModel": "kgshard.sharded_model",
-    "create_fsdp_sharded_model_class": "kgshard.sharded_model",
+    "FSDPShardedEntityModel": "kgshard.sharded_model.lifecycle",
+    "create_fsdp_sharded_model_class": "kgshard.sharded_model.lifecycle",
     "ingest": "kgshard.start",
     "load": "kgshard_tools.answers",
     "export": "kgshard_tools.export",

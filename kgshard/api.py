@@ -14,10 +14,10 @@ from kgshard.devices import check_device
 from kgshard.errors import DataError
 from kgshard.files import AnyPath, write_json
 from kgshard.launch import check_nproc, run_on_ranks
-from kgshard.metrics_log import check_tensorboard
-from kgshard.protocol import EvaluationSettings
+from kgshard.ranking.protocol import EvaluationSettings
 from kgshard.runs import Run, open_run
 from kgshard.start import started_run
+from kgshard.training.metrics_log import check_tensorboard
 
 
 def train(

@@ -3,7 +3,7 @@
     RUN/
         run.json        format "kgshard.run/1": id, settings, model, data name and vocabulary hash, versions
         data/           the prepared dataset (kgshard.data.dataset)
-        metrics.jsonl   one JSON object a line (kgshard.metrics_log)
+        metrics.jsonl   one JSON object a line (kgshard.training.metrics_log)
         config.toml     the settings again, for `kgshard train --config`
         LATEST, BEST    names of the newest checkpoint, and of the one that did best on valid
         checkpoints/step-00012000/

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kgshard.errors import ConfigError
-from kgshard.rounding import random_bits, round_stochastically, stream_key
+from kgshard.optim.rounding import random_bits, round_stochastically, stream_key
 from kgshard.routing import RowGradient
 
 Rows = Tensor | slice

@@ -23,13 +23,13 @@ from kgshard.config import (
     read_settings,
 )
 from kgshard.errors import ConfigError, UsageError
-from kgshard.full_losses import FULL_LOSSES
-from kgshard.losses import LOSSES
 from kgshard.models import SCORING
-from kgshard.negatives import SOURCES
 from kgshard.optim import OPTIMIZERS
-from kgshard.schedule import DECAYS
 from kgshard.start import _toml
+from kgshard.training.full_losses import FULL_LOSSES
+from kgshard.training.losses import LOSSES
+from kgshard.training.negatives import SOURCES
+from kgshard.training.schedule import DECAYS
 
 BAD: list[tuple[str, Any, str]] = [
     ("dim", 0, "--dim must be >= 1, got 0"),

@@ -36,7 +36,7 @@ from kgshard.errors import (
 )
 from kgshard.launch import is_rank, run_on_ranks
 from kgshard.runs import Run, open_run
-from kgshard.training import train_rank
+from kgshard.training.tasks import train_rank
 
 PRELUDE = """
 import json, os, pathlib, signal, sys, time

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from kgshard.distributed import joined_exchange
 from kgshard.exchange import Exchange
 from kgshard.partition import RowPartition
-from kgshard.sharded_model import create_fsdp_sharded_model_class
+from kgshard.sharded_model.lifecycle import create_fsdp_sharded_model_class
 
 NUM_ENTITIES, NUM_RELATIONS, NUM_EPOCHS, LR = 41, 4, 20, 0.1
 

@@ -20,12 +20,12 @@ from rank_functions import Floats, Ints
 from torch import Tensor
 from training_functions import Job, Recorded, Tables
 
-from kgshard.assemble import build_sampler
-from kgshard.batches import Batch
 from kgshard.config import TrainConfig
 from kgshard.exchange import SingleExchange
 from kgshard.models.link import SIDES, LinkModel
 from kgshard.models.scoring import Scoring
+from kgshard.training.assemble import build_sampler
+from kgshard.training.batches import Batch
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from worlds import ThreadWorld
 
 from kgshard.checkpoint import save_checkpoint
 from kgshard.config import TrainConfig
-from kgshard.evaluation import ValidEvaluator, evaluate_on_ranks
 from kgshard.exchange import Exchange
 from kgshard.known import KnownLinks
-from kgshard.metrics import Ranks
 from kgshard.models.link import SIDES
 from kgshard.partition import RowPartition
-from kgshard.ranking import Ranker
+from kgshard.ranking.evaluation import ValidEvaluator, evaluate_on_ranks
+from kgshard.ranking.metrics import Ranks
+from kgshard.ranking.ranker import Ranker
 from kgshard.runs import Run, open_run
 from kgshard.table import ShardedTable
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from kgshard.exchange import Exchange
 from kgshard.partition import RowPartition
-from kgshard.sharded_model import create_fsdp_sharded_model_class
+from kgshard.sharded_model.lifecycle import create_fsdp_sharded_model_class
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -170,7 +170,7 @@ def train_plain(model: Any, course: Course) -> dict[str, Tensor]:
 
 
 def train_sharded(exchange: Exchange, model: nn.Module, course: Course) -> dict[str, Tensor]:
-    """Train as the docstring of kgshard.sharded_model says; return all weights, the table on rank 0."""
+    """Train as the lifecycle's docstring says; return all weights, the table on rank 0."""
     variant = sharded(
         exchange, model, course.lr, optimizer_cls=course.optimizer, optimizer_kwargs=course.settings
     )

@@ -17,19 +17,19 @@ from rank_functions import Floats, Ints, gathered, sharded
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kgshard.assemble import build_sampler, build_trainer
-from kgshard.batches import Labels, Sampler
 from kgshard.config import TrainConfig
 from kgshard.exchange import Exchange
-from kgshard.full_losses import Candidates, FullLoss, FullSoftmax
 from kgshard.models.link import LinkModel
 from kgshard.models.metric import Metric
 from kgshard.optim import RowOptimizer
 from kgshard.routing import RowGradient
 from kgshard.runs import open_run
 from kgshard.table import ShardedTable, held_rows
-from kgshard.trainer import Optimizers, Trainer
-from kgshard.training import _Training
+from kgshard.training.assemble import build_sampler, build_trainer
+from kgshard.training.batches import Labels, Sampler
+from kgshard.training.full_losses import Candidates, FullLoss, FullSoftmax
+from kgshard.training.tasks import _Training
+from kgshard.training.trainer import Optimizers, Trainer
 
 SMALL: dict[str, Any] = {"dim": 8, "batch_size": 16, "seed": 3, "device": "cpu"}
 """Settings of a small training."""
@@ -241,8 +241,8 @@ def record_in_blocks(
 ) -> Recorded:
     """Do as `record_gradients`, in a process of its own, with other budgets for losses over all rows."""
     with (
-        patch("kgshard.full_losses.BLOCK_SCORES", block_scores),
-        patch("kgshard.full_losses.KEPT_SCORES", kept_scores),
+        patch("kgshard.training.full_losses.BLOCK_SCORES", block_scores),
+        patch("kgshard.training.full_losses.KEPT_SCORES", kept_scores),
     ):
         return record_gradients(exchange, job, tables)
 

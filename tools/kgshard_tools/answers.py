@@ -146,16 +146,10 @@ class TrainedModel:
         scores: Scores = self.link_model.metric.score_pairs(queries, candidates)
         return scores
 
-    def evaluate(self, split: str = "test", *, filtered: bool = True, nproc_per_node: int = 1) -> Evaluation:
-        """Rank a split's triples among all entities; see `kgshard.evaluate`."""
-        result = evaluate(
-            self._stored.run.folder,
-            split=split,
-            filtered=filtered,
-            nproc_per_node=nproc_per_node,
-            checkpoint=self._stored.checkpoint.folder.name,
-        )
-        return Evaluation(result)
+    def evaluate(self, split: str = "test", **settings: Any) -> Evaluation:
+        """Rank a split's triples among all entities; `settings` are those of `kgshard.evaluate`."""
+        checkpoint = self._stored.checkpoint.folder.name
+        return Evaluation(evaluate(self._stored.run.folder, split=split, checkpoint=checkpoint, **settings))
 
     def _predict(
         self, side: Side, anchor_name: str, relation_name: str, k: int, *, with_known: bool

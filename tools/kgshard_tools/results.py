@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kgshard.models.link import SIDES
-from kgshard.protocol import protocol_line
+from kgshard.ranking.protocol import protocol_line
 from kgshard_tools.terminal import shown
 
 MAX_GROUPS = 20

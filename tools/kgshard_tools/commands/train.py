@@ -110,7 +110,7 @@ def command(
     settings.check_applies(given)
     how: dict[str, Any] = {"overwrite": overwrite, "quiet": output.quiet, "tensorboard": tensorboard}
     if is_rank():
-        from kgshard.training import start_and_train_rank
+        from kgshard.training.tasks import start_and_train_rank
 
         if nproc_per_node != 1:
             raise click.UsageError("under torchrun, torchrun's own --nproc-per-node says how many ranks")

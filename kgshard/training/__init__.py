@@ -1,0 +1,1 @@
+"""A training on ranks: batches, losses, steps, records. Begin with `trainer`; `tasks` is what ranks run."""

@@ -1,0 +1,183 @@
+"""What every rank runs: a run folder in, a trained run or its metrics out."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kgshard.api import with_paths
+from kgshard.checkpoint import save_checkpoint
+from kgshard.config import TrainConfig
+from kgshard.distributed import choose_device, joined_exchange
+from kgshard.errors import KgshardError
+from kgshard.exchange import Exchange
+from kgshard.launch import num_threads
+from kgshard.ranking.evaluation import ValidEvaluator, evaluate_on_ranks
+from kgshard.runs import Run, open_run
+from kgshard.start import started_run
+from kgshard.training.assemble import build_sampler, build_trainer
+from kgshard.training.metrics_log import MetricsLog
+from kgshard.training.progress import training_progress
+
+
+def train_rank(run: str, *, quiet: bool = False, tensorboard: bool = False) -> dict[str, Any]:
+    """Train a run that `started_run` made, as one of the ranks; the same result on every rank."""
+    opened = open_run(run)
+    config = TrainConfig.from_dict(opened.info.config)
+    with _joined(config.device) as exchange:
+        return _Training(exchange, opened, config, quiet=quiet, tensorboard=tensorboard).train()
+
+
+def start_and_train_rank(
+    data: str,
+    out: Path,
+    config: TrainConfig,
+    *,
+    overwrite: bool = False,
+    quiet: bool = False,
+    tensorboard: bool = False,
+) -> dict[str, Any] | None:
+    """Do all of `kgshard.train` as one of the ranks that torchrun started; rank 0 prepares the data.
+
+    Returns:
+        What `train_rank` returns, on rank 0; None elsewhere.
+    """
+    with _joined(config.device) as exchange, ExitStack() as stack:
+        folder = ""
+        with exchange.patiently(), exchange.sharing_failure(KgshardError, OSError):
+            if exchange.rank == 0:
+                started = stack.enter_context(started_run(data, out, config, overwrite=overwrite))
+                folder = str(started.folder)
+        folder = exchange.gather_bytes(folder.encode())[0].decode()
+        run = open_run(folder)
+        result = _Training(exchange, run, config, quiet=quiet, tensorboard=tensorboard).train()
+    return with_paths(result, out) if exchange.rank == 0 else None
+
+
+def evaluate_rank(
+    run: str, *, device: str = "auto", checkpoint: str | None = None, **settings: Any
+) -> dict[str, Any]:
+    """Evaluate a run, as one of the ranks; see `kgshard.ranking.evaluation.evaluate_on_ranks`."""
+    opened = open_run(run)
+    with _joined(device) as exchange:
+        return evaluate_on_ranks(exchange, opened, checkpoint, **settings)
+
+
+@contextmanager
+def _joined(device_name: str) -> Iterator[Exchange]:
+    torch.set_num_threads(num_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    torch.set_flush_denormal(True)  # Second moments that fade away slow CPUs badly.
+    with joined_exchange(choose_device(device_name)) as exchange:
+        yield exchange
+
+
+class _Training:
+    """One training, from fresh parameters to its last checkpoint."""
+
+    def __init__(
+        self, exchange: Exchange, run: Run, config: TrainConfig, *, quiet: bool, tensorboard: bool
+    ) -> None:
+        self.run = run
+        self.config = config
+        self.triples = run.dataset.triples("train")
+        self.sampler = build_sampler(exchange, run.model, self.triples, config)
+        num_updates = config.epochs * self.sampler.num_updates
+        self.trainer = build_trainer(exchange, run.model, config, num_updates=num_updates)
+        self.evaluator = _evaluator(run, config) if config.evaluates else None
+        self.best: dict[str, Any] = {}
+        self.evaluations_since_best = 0
+        self.evaluated_step = self.saved_step = 0
+        self.training_seconds = 0.0
+        self.progress = training_progress(
+            num_epochs=config.epochs, num_triples=len(self.triples), quiet=quiet or exchange.rank != 0
+        )
+        self.log = MetricsLog(run.folder, tensorboard=tensorboard) if exchange.rank == 0 else None
+        self.began = time.monotonic()
+
+    def train(self) -> dict[str, Any]:
+        """Train to the end, or until patience is lost; return what `kgshard train --json` prints."""
+        loss, epoch = float("nan"), 0
+        with closing(self.progress), closing(self.log) if self.log else nullcontext():
+            for epoch in range(1, self.config.epochs + 1):
+                loss = self._epoch(epoch)
+                if self._out_of_patience:
+                    break
+        step = epoch * len(self.sampler)
+        if step != self.saved_step:
+            self._save(epoch, step, best=False)
+        rate = epoch * len(self.triples) / max(self.training_seconds, 1e-9)
+        best = {"valid": self.best} if self.best else {}
+        return {
+            "run": str(self.run.folder),
+            "checkpoint": str(self.run.open_checkpoint().folder),
+            "epochs": epoch,
+            "seconds": time.monotonic() - self.began,
+            "metrics": {"loss": loss, "triples_per_second": rate, **best},
+        }
+
+    def _epoch(self, epoch: int) -> float:
+        """Do an epoch, counted from 1; return its mean loss a question."""
+        total, asked, began = 0.0, 0, time.monotonic()
+        for batch in self.sampler.epoch(epoch - 1):
+            loss = self.trainer.step(batch)
+            total, asked = total + loss * batch.num_questions, asked + batch.num_questions
+            self.progress.step(epoch=epoch, loss=loss, num_triples=batch.num_triples)
+            if self.config.eval_steps and (batch.step + 1) % self.config.eval_steps == 0:
+                self.training_seconds += time.monotonic() - began
+                self._evaluate(epoch, batch.step + 1)
+                began = time.monotonic()
+        self.training_seconds += time.monotonic() - began
+        step = epoch * len(self.sampler)
+        if self.log:
+            self.log.epoch(epoch=epoch, step=step, loss=total / asked)
+        if self._is_due(epoch) and self.evaluated_step != step:
+            self._evaluate(epoch, step)
+        return total / asked
+
+    def _is_due(self, epoch: int) -> bool:
+        """Whether an epoch ends with an evaluation; the last does, however often there is one."""
+        every = self.config.eval_every
+        return self.config.evaluates and (epoch == self.config.epochs or bool(every and epoch % every == 0))
+
+    def _evaluate(self, epoch: int, step: int) -> None:
+        """Rank valid triples where the rows lie; keep the parameters if they never did better."""
+        assert self.evaluator is not None
+        parameters = self.trainer.parameters
+        metrics = self.evaluator.metrics(parameters.entities, parameters.relations, parameters.shared)
+        if self.log:
+            self.log.evaluation(epoch=epoch, step=step, metrics=metrics)
+        self.progress.evaluated(epoch=epoch, mrr=metrics["mrr"])
+        self.evaluated_step = step
+        self.evaluations_since_best += 1
+        if metrics["mrr"] > self.best.get("mrr", -1.0):
+            self.best = {"epoch": epoch, "step": step, **metrics}
+            self.evaluations_since_best = 0
+            self._save(epoch, step, best=True)
+
+    @property
+    def _out_of_patience(self) -> bool:
+        return 0 < self.config.patience <= self.evaluations_since_best
+
+    def _save(self, epoch: int, step: int, *, best: bool) -> None:
+        parameters = self.trainer.parameters
+        save_checkpoint(
+            self.run,
+            parameters.entities,
+            parameters.relations,
+            parameters.shared,
+            step=step,
+            epoch=epoch,
+            best=best,
+        )
+        self.saved_step = step
+
+
+def _evaluator(run: Run, config: TrainConfig) -> ValidEvaluator:
+    sample = config.eval_sample if config.eval == "sampled" else None
+    return ValidEvaluator(run.model, run.dataset, sample=sample, seed=config.seed)

@@ -1,0 +1,362 @@
+"""One training step on shards: fetch rows once, score, push gradients once, update touched rows.
+
+All ranks take part of the same global batch, and losses are divided by its number of questions, so the sum of
+all ranks' gradients is the gradient of the global mean, at any world size.
+
+Shape letters: q questions of this rank, K negatives, D floats an entity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kgshard.errors import NonFiniteError
+from kgshard.models.link import LinkModel, Side
+from kgshard.optim import RowOptimizer
+from kgshard.routing import RowGradient, sum_by_row
+from kgshard.seeds import generator
+from kgshard.table import Lookup, ShardedTable
+from kgshard.training.batches import Batch, Questions
+from kgshard.training.full_losses import Candidates, FullLoss
+from kgshard.training.losses import SampledLoss
+from kgshard.training.negatives import Negatives
+from kgshard.training.regularisers import Regulariser
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Everything that is trained, as one rank holds it."""
+
+    entities: ShardedTable
+    """This rank's rows."""
+    relations: ShardedTable | Tensor
+    """This rank's rows, or float[relation rows, relation_dim], equal on every rank."""
+    shared: Mapping[str, Tensor] = field(default_factory=dict)
+    """float32 parameters that all rows share, equal on every rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizers:
+    """One for each of the parameters; all take the same learning rate."""
+
+    entities: RowOptimizer
+    relations: RowOptimizer
+    shared: Mapping[str, RowOptimizer] = field(default_factory=dict)
+
+    def set_lr(self, lr: float) -> None:
+        for optimizer in (self.entities, self.relations, *self.shared.values()):
+            optimizer.lr = lr
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What is minimised."""
+
+    loss: SampledLoss | FullLoss
+    """Over sampled negatives, or over all rows."""
+    regulariser: Regulariser = field(default_factory=Regulariser)
+    relation_prediction: float = 0.0
+    """Weight of the cross-entropy of (h, ?, t) over all relation rows (Chen et al., 2021)."""
+    dropout: float = 0.0
+    """Chance that a query's coordinate is dropped; the others are scaled up."""
+    seed: int = 0
+    """Fixes what is dropped."""
+
+
+@dataclass(slots=True)
+class _Gradients:
+    """What the steps of one update have added up so far."""
+
+    entities: RowGradient | None = None
+    relations: RowGradient | None = None
+    shared: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, entities: RowGradient, relations: RowGradient, shared: dict[str, Tensor]) -> None:
+        self.entities = _sum(self.entities, entities)
+        self.relations = _sum(self.relations, relations)
+        for name, gradient in shared.items():
+            self.shared[name] = self.shared[name] + gradient if name in self.shared else gradient
+
+
+def _sum(first: RowGradient | None, second: RowGradient) -> RowGradient:
+    if first is None:
+        return second
+    return sum_by_row(torch.cat([first.rows, second.rows]), torch.cat([first.values, second.values]))
+
+
+class Trainer:
+    """Trains a sharded entity table, a replicated relation table, and shared parameters."""
+
+    def __init__(
+        self,
+        model: LinkModel,
+        parameters: Parameters,
+        optimizers: Optimizers,
+        objective: Objective,
+        *,
+        learning_rate: Callable[[int], float],
+        clip_norm: float = 0.0,
+        max_norm: float = 0.0,
+    ) -> None:
+        """Put the parts together.
+
+        Args:
+            model: The formula.
+            parameters: Updated in place.
+            optimizers: Over the parameters.
+            objective: What is minimised.
+            learning_rate: Of each update, counted from 0.
+            clip_norm: Gradients longer than this, over all parameters and ranks, are scaled down to it; 0
+                leaves them.
+            max_norm: Entity rows longer than this after an update are scaled down to it; 0 leaves them.
+        """
+        self.model = model
+        self.parameters = parameters
+        self.optimizers = optimizers
+        self.objective = objective
+        self._learning_rate = learning_rate
+        self._clip_norm = clip_norm
+        self._max_norm = max_norm
+        self._pending = _Gradients()
+
+    def step(self, batch: Batch) -> float:
+        """Do one step; return the loss a question, averaged over the global batch, before the update.
+
+        Raises:
+            NonFiniteError: The loss is NaN or infinite. Raised on every rank, before any update.
+        """
+        table, mine = self.parameters.entities, batch.mine
+        wanted = [mine.anchors, mine.answers, *(group.ids for group in batch.negatives)]
+        lookup = table.fetch(torch.cat(wanted))
+        asked = self._fetch_relations(batch)
+        leaves = _Leaves(
+            lookup.rows.float().requires_grad_(),
+            asked.rows.float().requires_grad_(),
+            {name: values.detach().requires_grad_() for name, values in self.parameters.shared.items()},
+        )
+        gathered = torch.nn.functional.embedding(lookup.inverse, leaves.entities)
+        rows = gathered.split([len(ids) for ids in wanted])
+        relations = leaves.relations[asked.inverse]
+        loss, everywhere = self._loss(batch, leaves, relations, rows[0], rows[1], rows[2:])
+        loss.backward()
+
+        replicated, total = self._reduce(asked, leaves, loss.detach())
+        if not torch.isfinite(total):
+            raise NonFiniteError(f"loss is {float(total)} at step {batch.step}; lower --lr")
+        entities = table.push(lookup, _gradient(leaves.entities))
+        if everywhere is not None:
+            entities = _with_rows(everywhere, entities)
+        self._pending.add(entities, self._relation_gradient(asked, leaves, replicated), replicated)
+        if batch.is_last:
+            self._update(batch.update)
+        return float(total) * batch.num_update_questions / batch.num_questions
+
+    def _fetch_relations(self, batch: Batch) -> _Asked:
+        """Bring the relation rows of this rank's questions here, or find them here."""
+        table = self.parameters.relations
+        if isinstance(table, ShardedTable):
+            lookup = table.fetch(batch.mine.relation_rows)
+            return _Asked(lookup.rows, lookup.inverse, lookup)
+        ids = batch.relation_rows
+        if self.objective.relation_prediction:
+            ids = torch.arange(len(table), device=ids.device)
+        return _Asked(table[ids], torch.searchsorted(ids, batch.mine.relation_rows), ids)
+
+    def _relation_gradient(
+        self, asked: _Asked, leaves: _Leaves, replicated: dict[str, Tensor]
+    ) -> RowGradient:
+        """Return the gradient of the relation rows held here, summed over ranks."""
+        table = self.parameters.relations
+        if isinstance(table, ShardedTable):
+            assert isinstance(asked.source, Lookup)
+            return table.push(asked.source, _gradient(leaves.relations))
+        assert isinstance(asked.source, Tensor)
+        return RowGradient(asked.source, replicated.pop(_RELATIONS))
+
+    def _loss(
+        self,
+        batch: Batch,
+        leaves: _Leaves,
+        relations: Tensor,
+        anchors: Tensor,
+        answers: Tensor,
+        negatives: tuple[Tensor, ...],
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return this rank's share of the loss, and the gradient of all rows owned here where it has all."""
+        objective, mine = self.objective, batch.mine
+        sides = _sides(mine)
+        # Apart: where the sides differ, so may the widths of their queries.
+        queries = [
+            self.model.queries(side, anchors[part], relations[part], leaves.shared) for side, part in sides
+        ]
+        if objective.dropout:
+            kept = self._kept(batch, max(asked.shape[1] for asked in queries)).to(relations.device)
+            queries = [
+                asked * kept[part, : asked.shape[1]] for asked, (_, part) in zip(queries, sides, strict=True)
+            ]
+        scale, everywhere = 1 / batch.num_update_questions, None
+        if isinstance(objective.loss, FullLoss):
+            assert batch.labels is not None
+            candidates = Candidates(self.parameters.entities, self.model.metric, self._lift("tail"))
+            loss, everywhere = objective.loss(torch.cat(queries), batch.labels, candidates, scale=scale)
+        else:
+            loss = self._sampled(objective.loss, batch, queries, answers, negatives) * scale
+        if objective.regulariser:
+            for side, part in sides:
+                targets = answers[part] if len(answers) else None
+                penalty = objective.regulariser(self.model, side, anchors[part], relations[part], targets)
+                loss = loss + scale * penalty
+        if objective.relation_prediction:
+            weight = objective.relation_prediction * scale
+            for side, part in sides:
+                loss = loss + weight * self._relation_loss(side, part, mine, anchors, answers, leaves)
+        return loss, everywhere
+
+    def _lift(self, side: Side) -> Callable[[Tensor], Tensor]:
+        return lambda rows: self.model.candidates(side, rows)
+
+    def _sampled(
+        self,
+        loss: SampledLoss,
+        batch: Batch,
+        queries: list[Tensor],
+        answers: Tensor,
+        negatives: tuple[Tensor, ...],
+    ) -> Tensor:
+        """Return the sum over this rank's questions of their loss against sampled negatives."""
+        positives = torch.cat(
+            [
+                self.model.metric.score_pairs(asked, self.model.candidates(side, answers[part]))
+                for asked, (side, part) in zip(queries, _sides(batch.mine), strict=True)
+            ]
+        )
+        total = positives.sum() * 0
+        for group, rows in zip(batch.negatives, negatives, strict=True):
+            truths = positives if group.questions is None else positives[group.questions]
+            total = total + loss(truths, self._scores(queries, rows, group), group)
+        return total
+
+    def _scores(self, queries: list[Tensor], rows: Tensor, group: Negatives) -> Tensor:
+        """Return float32[q, K]: a group's questions, those for heads first, against its K negatives' rows."""
+        heads, tails = queries
+        if group.questions is not None:
+            of_heads, of_tails = group.questions[: group.num_heads], group.questions[group.num_heads :]
+            heads, tails = heads[of_heads], tails[of_tails - len(heads)]
+        parts: list[tuple[Side, Tensor]] = [("head", heads), ("tail", tails)]
+        if not self.model.sides_differ:
+            parts = [("tail", torch.cat([heads, tails]))]
+        return torch.cat(
+            [
+                self.model.metric.score_all(asked, self.model.candidates(side, rows), exact=False)
+                for side, asked in parts
+            ]
+        )
+
+    def _relation_loss(
+        self, side: Side, part: slice, mine: Questions, anchors: Tensor, answers: Tensor, leaves: _Leaves
+    ) -> Tensor:
+        """Return the summed cross-entropy of the relation, given both ends, over all relation rows."""
+        queries = self.model.relation_queries(side, anchors[part], answers[part], leaves.shared)
+        scores = queries @ leaves.relations.T
+        return torch.nn.functional.cross_entropy(scores, mine.relation_rows[part], reduction="sum")
+
+    def _kept(self, batch: Batch, width: int) -> Tensor:
+        """Return float32[q, width]: 0 where a query's coordinate is dropped; the same at any world size."""
+        chance = self.objective.dropout
+        source = generator(self.objective.seed, "dropout", batch.step)
+        mine = source.random((batch.num_questions, width), "float32")[batch.mine.places]
+        return torch.from_numpy((mine >= chance) / (1 - chance)).float()
+
+    def _reduce(self, asked: _Asked, leaves: _Leaves, loss: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Sum over all ranks, in one call, the gradients of what they all hold, by name, and the loss."""
+        replicated = dict(leaves.shared)
+        if isinstance(asked.source, Tensor):
+            replicated[_RELATIONS] = leaves.relations
+        flat = torch.cat([*(_gradient(leaf).reshape(-1) for leaf in replicated.values()), loss.reshape(1)])
+        flat = self.parameters.entities.exchange.all_reduce(flat)
+        parts = flat.split([*(leaf.numel() for leaf in replicated.values()), 1])
+        named = zip(replicated.items(), parts, strict=False)
+        return {name: part.view_as(leaf) for (name, leaf), part in named}, flat[-1]
+
+    def _update(self, update: int) -> None:
+        """Apply what the steps of one update have added up."""
+        gradients, self._pending = self._pending, _Gradients()
+        assert gradients.entities is not None
+        assert gradients.relations is not None
+        if self._clip_norm:
+            self._clip(gradients.entities, gradients.relations, gradients.shared)
+        self.optimizers.set_lr(self._learning_rate(update))
+        self.optimizers.entities.step(gradients.entities)
+        self.optimizers.relations.step(gradients.relations)
+        for name, optimizer in self.optimizers.shared.items():
+            optimizer.step_dense(gradients.shared[name])
+        if self._max_norm:
+            _shorten(self.parameters.entities.weight, gradients.entities.rows, self._max_norm)
+
+    def _clip(self, entities: RowGradient, relations: RowGradient, shared: dict[str, Tensor]) -> None:
+        """Scale all gradients down where their joint 2-norm, over all ranks' rows, is too long."""
+        is_sharded = isinstance(self.parameters.relations, ShardedTable)
+        sharded = [entities.values, *([relations.values] if is_sharded else [])]
+        replicated = [*([] if is_sharded else [relations.values]), *shared.values()]
+        own = torch.stack([gradient.double().square().sum() for gradient in sharded]).sum().reshape(1)
+        square = self.parameters.entities.exchange.all_reduce(own)
+        for gradient in replicated:
+            square = square + gradient.double().square().sum()
+        factor = float((self._clip_norm / square.sqrt().clamp_(min=1e-300)).clamp_(max=1.0))
+        if factor < 1:
+            for gradient in (*sharded, *replicated):
+                gradient.mul_(factor)
+
+
+_RELATIONS = "relation rows"
+"""Stands beside the names of shared parameters, which are identifiers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The relation rows of a step."""
+
+    rows: Tensor
+    """float[U, relation_dim]."""
+    inverse: Tensor
+    """int64[q]: which of them are those of this rank's questions."""
+    source: Lookup | Tensor
+    """How they were fetched from other ranks, or int64[U] their ids, ascending, where every rank has all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaves:
+    """What autograd differentiates by in one step: float32 copies of the rows it uses."""
+
+    entities: Tensor
+    relations: Tensor
+    shared: dict[str, Tensor]
+
+
+def _sides(questions: Questions) -> list[tuple[Side, slice]]:
+    """Return which questions ask for which side."""
+    return [("head", slice(0, questions.num_heads)), ("tail", slice(questions.num_heads, None))]
+
+
+def _gradient(rows: Tensor) -> Tensor:
+    """Return the gradient of a leaf; zeros where the loss of an empty part did not touch it."""
+    return rows.grad if rows.grad is not None else torch.zeros_like(rows)
+
+
+def _with_rows(everywhere: Tensor, some: RowGradient) -> RowGradient:
+    """Return the gradient of all rows, those of some added."""
+    everywhere.index_add_(0, some.rows, some.values)
+    return RowGradient(torch.arange(len(everywhere), device=everywhere.device), everywhere)
+
+
+@torch.no_grad()
+def _shorten(weight: Tensor, rows: Tensor, max_norm: float) -> None:
+    """Scale the given rows of a table down where their 2-norm is beyond max_norm."""
+    values = weight[rows].float()
+    lengths = torch.linalg.vector_norm(values, dim=1, keepdim=True)
+    longer = (lengths > max_norm)[:, 0]
+    weight[rows[longer]] = (values[longer] * (max_norm / lengths[longer])).to(weight.dtype)

@@ -1,8 +1,0 @@
-"""Lets these tests import the helpers beside them, as all tests import those of tests/support."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
