@@ -136,7 +136,7 @@ def evaluate(
     }
     result = run_on_ranks("evaluate", arguments | asdict(settings), nproc_per_node)
     is_estimate = result["protocol"]["split_triples"] is not None
-    _keep(opened.folder / "eval" / settings.file_name(is_estimate=is_estimate), result)
+    _keep(opened.folder / "eval" / settings.file_name(is_estimate=is_estimate, checkpoint=checkpoint), result)
     return result
 
 

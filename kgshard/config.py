@@ -16,7 +16,8 @@ from typing import Any
 
 from kgshard.devices import check_device
 from kgshard.errors import ConfigError
-from kgshard.models import find_scoring
+from kgshard.models import SCORING, find_scoring
+from kgshard.models.check import check_formula
 from kgshard.models.link import LinkModel
 from kgshard.models.metric import DOT
 
@@ -134,6 +135,8 @@ class TrainConfig:
             model = self.link_model(num_entities=1, num_relations=1)
         except ConfigError as error:
             raise ConfigError(f"--corruption {self.corruption}: {error}") from None
+        if self.model.partition(":")[0] not in SCORING:
+            check_formula(model)
         if self.train_type == "negative-sampling":
             return
         if self.loss not in ("softmax", "bce"):

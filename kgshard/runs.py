@@ -251,6 +251,9 @@ class Run:
             name = self._pointed_to(BEST_FILE if name == "best" else LATEST_FILE)
         if not CHECKPOINT_NAME.fullmatch(name):
             raise RunError(f"{self.folder}: {name!r} is no checkpoint's name")
+        if not (self.folder / "checkpoints" / name).is_dir():
+            there = sorted(path.name for path in (self.folder / "checkpoints").glob("step-*"))
+            raise RunError(f"{self.folder}: no checkpoint {name} (there are: {', '.join(there) or 'none'})")
         checkpoint = open_checkpoint(self.folder / "checkpoints" / name)
         self._check_belongs(checkpoint)
         return checkpoint
@@ -287,12 +290,6 @@ class Run:
             found = checkpoint.manifest.tables[name].shape
             if found != shape:
                 raise ShardError(f"{checkpoint.folder}: {name} is {list(found)}, expected {list(shape)}")
-        inits = model.scoring.shared_init(model.dim)
-        shared = {name: list(how.shape) for name, how in inits.items()}
-        if checkpoint.manifest.shared != shared:
-            raise ShardError(
-                f"{checkpoint.folder}: shared parameters are {checkpoint.manifest.shared}, expected {shared}"
-            )
 
 
 def is_run(folder: Path) -> bool:

@@ -18,8 +18,8 @@ from kgshard.models.link import LinkModel, Side
 from kgshard.models.metric import DOT, Metric, is_beyond_float32
 from kgshard.ranking.flags import count_true, find_true, no_flags
 
-_PAIRS = 1 << 16
-"""Pairs scored together in float64: a dead model leaves every candidate to float64."""
+_SETTLED_NUMBERS = 1 << 18
+"""Numbers of the pairs that are scored together in float64: a dead model leaves every candidate to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,9 @@ class CandidateBlock:
 
     def _settle(self, counts: Tensor, asked: Asked, answers: Tensor, rows: Tensor) -> None:
         """Add to `counts` the pairs (true answer, row) that float32 could not decide, scored in float64."""
-        for start in range(0, len(rows), _PAIRS):
-            a, e = answers[start : start + _PAIRS], rows[start : start + _PAIRS]
+        size = max(256, _SETTLED_NUMBERS // self._candidates.shape[1])
+        for start in range(0, len(rows), size):
+            a, e = answers[start : start + size], rows[start : start + size]
             queries, candidates = asked.queries[asked.which[a]], self._exact(self._rows[e])
             scores = self._metric.score_pairs(queries, candidates)
             finite = torch.isfinite(scores)

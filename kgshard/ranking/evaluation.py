@@ -20,7 +20,7 @@ from kgshard.ranking.breakdown import Queries, break_down
 from kgshard.ranking.metrics import HITS_AT, Ranks, ranking_metrics
 from kgshard.ranking.protocol import EvaluationSettings, Protocol
 from kgshard.ranking.ranker import Ranker
-from kgshard.runs import Checkpoint, Run
+from kgshard.runs import RELATION_FILE, Checkpoint, Run
 from kgshard.seeds import generator
 from kgshard.shards import Floats, StoredTable, find_non_finite
 from kgshard.table import ShardedTable
@@ -90,7 +90,8 @@ class ValidEvaluator:
         Raises:
             DataError: The split is empty.
         """
-        self._evaluator = Evaluator(model, dataset, EvaluationSettings(split=split, sample=sample, seed=seed))
+        settings = EvaluationSettings(split=split, sample=sample, seed=seed if sample is not None else 0)
+        self._evaluator = Evaluator(model, dataset, settings)
 
     def metrics(
         self,
@@ -165,8 +166,14 @@ def _protocol(run: Run, checkpoint: Checkpoint, settings: EvaluationSettings, qu
         model=f"{run.model.name}, dim {run.model.dim}",
         split_triples=queries.num_triples if drawn else None,
         seed=settings.seed if drawn else None,
-        unseen=run.dataset.info.unseen_in_train.get(settings.split, 0),
+        unseen=_num_unseen(run.dataset, queries.triples),
     )
+
+
+def _num_unseen(dataset: Dataset, triples: Triples) -> int:
+    """Return how many of some triples name an entity that train does not."""
+    unseen = dataset.entities.degrees == 0
+    return int((unseen[triples[:, 0]] | unseen[triples[:, 2]]).sum())
 
 
 def _load_tables(
@@ -180,7 +187,7 @@ def _load_tables(
     """
     entities = _sharded(exchange, checkpoint, checkpoint.entities, dataset.entities)
     stored, labels = checkpoint.relations, dataset.relations
-    if len(stored.pieces) > 1:
+    if stored.pieces[0].path.name != RELATION_FILE:
         relations: ShardedTable | Tensor = _sharded(exchange, checkpoint, stored, labels)
     else:
         relations = _read(exchange, checkpoint, stored, labels, range(stored.num_rows))

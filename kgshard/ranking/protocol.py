@@ -47,6 +47,8 @@ class EvaluationSettings:
         if self.sample is not None:
             _whole("--sample", self.sample, 2, "; one triple has no interval")
         _whole("--seed", self.seed, 0)
+        if self.seed and self.sample is None:
+            raise ConfigError("--seed has no effect here: it fixes what --sample draws")
 
     @property
     def asked(self) -> tuple[Side, ...]:
@@ -63,9 +65,10 @@ class EvaluationSettings:
             return ()
         return SPLITS if self.split == "test" else ("train", "valid")
 
-    def file_name(self, *, is_estimate: bool) -> str:
-        """Return the name of the file in RUN/eval that keeps such a result."""
-        end = "" if self.sides == "both" else f"-{self.sides}"
+    def file_name(self, *, is_estimate: bool, checkpoint: str | None = None) -> str:
+        """Return the file in RUN/eval for such a result, of a checkpoint that was asked for by name."""
+        asked = (self.sides if self.sides != "both" else "", self.ties if self.ties != "realistic" else "")
+        end = "".join(f"-{part}" for part in (*asked, checkpoint) if part)
         how = "sample" if is_estimate else "full"
         return f"{self.split}-{how}-{'filtered' if self.filtered else 'raw'}{end}.json"
 

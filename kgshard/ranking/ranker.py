@@ -109,9 +109,14 @@ class Ranker:
         rows = self.table.replicate(_ids(ends, self.table.weight)).double()
         anchors, targets = rows[: len(questions.anchors)], rows[len(questions.anchors) :]
         relation_rows = _ids(self.model.relation_row(side, questions.relations), rows)
-        relations = rows_everywhere(self.relations, relation_rows).double()
         shared = {name: values.double() for name, values in self.shared.items()}
-        queries, which = self.model.queries(side, anchors, relations, shared), _ids(questions.asked, rows)
+        # Relation rows, and what a network makes on the way, may be far wider than queries.
+        parts = []
+        for start in range(0, len(anchors), QUERY_BLOCK):
+            some = slice(start, start + QUERY_BLOCK)
+            relations = rows_everywhere(self.relations, relation_rows[some]).double()
+            parts.append(self.model.queries(side, anchors[some], relations, shared))
+        queries, which = torch.cat(parts), _ids(questions.asked, rows)
         scores = self.model.metric.score_pairs(queries[which], self.model.candidates(side, targets))
         asked = Asked.of(self.model.metric, queries, which, scores)
         finite = torch.isfinite(queries).all(dim=1) & torch.isfinite(asked.lengths)

@@ -148,8 +148,8 @@ class TrainedModel:
 
     def evaluate(self, split: str = "test", **settings: Any) -> Evaluation:
         """Rank a split's triples among all entities; `settings` are those of `kgshard.evaluate`."""
-        checkpoint = self._stored.checkpoint.folder.name
-        return Evaluation(evaluate(self._stored.run.folder, split=split, checkpoint=checkpoint, **settings))
+        settings = {"checkpoint": self._stored.checkpoint.folder.name} | settings
+        return Evaluation(evaluate(self._stored.run.folder, split=split, **settings))
 
     def _predict(
         self, side: Side, anchor_name: str, relation_name: str, k: int, *, with_known: bool

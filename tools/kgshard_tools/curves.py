@@ -37,11 +37,14 @@ def read_curves(run: AnyPath) -> Curves:
     """
     path = open_run(run).folder / METRICS_FILE
     try:
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        return _curves(lines)
+        # A run that trains on may be in the middle of a line.
+        whole = path.read_text().rpartition("\n")[0]
+        if not whole:
+            raise RunError(f"{path}: nothing was recorded yet")
+        return _curves([json.loads(line) for line in whole.split("\n")])
     except FileNotFoundError:
         raise RunError(f"{path}: nothing was recorded yet") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         raise RunError(f"{path}: {error}") from error
 
 
@@ -79,6 +82,8 @@ def draw_curves(run: AnyPath, out: AnyPath | None = None) -> Path:
 
     curves = read_curves(run)
     path = Path(out) if out is not None else open_run(run).folder / CURVES_FILE
+    if path.suffix != ".png" or not path.parent.is_dir():
+        raise ConfigError(f"--out {path}: expected a file ending in .png, in a folder that exists")
     figure = Figure(figsize=(9, 4), layout="constrained")
     left = figure.subplots()
     left.plot(curves.epochs, curves.losses, color="tab:gray", label="loss")
@@ -91,7 +96,7 @@ def draw_curves(run: AnyPath, out: AnyPath | None = None) -> Path:
         right.set_ylabel("valid, filtered by train and valid")
         right.set_ylim(0, 1)
         right.legend(loc="lower right")
-    left.set_title(Path(run).name)
+    left.set_title(Path(run).resolve().name, parse_math=False)
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png", dpi=120)
     return path

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from safetensors import safe_open
 
-from kgshard.errors import RunError
+from kgshard.errors import RunError, ShardError
 from kgshard.files import (
     AnyPath,
     check_replaceable,
@@ -107,7 +107,8 @@ def _check_readable(path: Path, tensors: Mapping[str, tuple[str, Sequence[int]]]
     """Let the safetensors package, which users will read the file with, confirm what is in it."""
     with safe_open(path, framework="numpy") as file:
         for name, (_, shape) in tensors.items():
-            assert tuple(file.get_slice(name).get_shape()) == tuple(shape), path
+            if tuple(file.get_slice(name).get_shape()) != tuple(shape):
+                raise ShardError(f"{path}: safetensors does not read {name} as {list(shape)}")
 
 
 def copy_rows(table: StoredTable, rows: range, target: BinaryIO) -> None:

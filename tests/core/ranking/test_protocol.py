@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from kgshard.errors import ConfigError
 from kgshard.ranking.protocol import EvaluationSettings, Protocol, protocol_line
 
 FULL = Protocol(
@@ -68,6 +69,7 @@ def test_a_protocol_of_an_older_result_has_a_line_too() -> None:
         ({"split": "valid", "filtered": False}, False, "valid-full-raw.json"),
         ({"sides": "tail"}, False, "test-full-filtered-tail.json"),
         ({"sides": "head", "filtered": False}, True, "test-sample-raw-head.json"),
+        ({"ties": "optimistic"}, False, "test-full-filtered-optimistic.json"),
     ],
 )
 def test_results_that_differ_in_kind_have_names_of_their_own(
@@ -75,6 +77,16 @@ def test_results_that_differ_in_kind_have_names_of_their_own(
 ) -> None:
     settings = replace(EvaluationSettings(), **changes)  # type: ignore[arg-type]
     assert settings.file_name(is_estimate=is_estimate) == name
+
+
+def test_a_checkpoint_asked_for_by_name_has_results_of_its_own() -> None:
+    name = EvaluationSettings(sides="tail").file_name(is_estimate=False, checkpoint="latest")
+    assert name == "test-full-filtered-tail-latest.json"
+
+
+def test_a_seed_without_a_sample_has_no_effect_and_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--seed has no effect here: it fixes what --sample draws"):
+        EvaluationSettings(seed=7)
 
 
 def test_only_a_test_figure_is_filtered_by_test() -> None:

@@ -202,6 +202,8 @@ def find_index(stored: Stored, contents: Contents) -> FoundIndex | None:
     info = _indexes(folder).get(contents.name)
     if info is None:
         return None
+    if info.step != stored.checkpoint.step and stored.checkpoint.folder != stored.run.checkpoint.folder:
+        return None  # Somebody asks another checkpoint than the one that indexes are built of.
     path = folder / info.file
     for key, value in _identity(stored, contents).items():
         if getattr(info, key) != value:
