@@ -46,6 +46,7 @@ def train(
         KgshardError: Training failed.
     """
     config = TrainConfig.from_dict(settings)
+    config.check_applies(settings)
     train_config(data, out, config, nproc_per_node, overwrite=overwrite, quiet=quiet, tensorboard=tensorboard)
     return open_run(out)
 

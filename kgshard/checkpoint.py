@@ -73,7 +73,7 @@ def save_checkpoint(
         table: This rank's entity rows.
         relations: Sharded too, or float[relation rows, relation_dim] equal on every rank.
         shared: The parameters that all rows share, float32, equal on every rank.
-        step: Optimizer steps made.
+        step: Batches trained on.
         epoch: Epochs finished.
         best: It did better on valid than every checkpoint before. Checkpoints that are neither the
             best nor the newest are removed once this one is there.
@@ -83,10 +83,26 @@ def save_checkpoint(
         NonFiniteError: On the rank whose rows hold NaN or infinity. Nothing was written.
         RankFailureError: On the others, naming that rank.
     """
-    exchange = table.exchange
+    exchange, shared = table.exchange, shared or {}
     folder = run.folder / "checkpoints" / checkpoint_name(step)
-    shared = shared or {}
     exchange.share_failure(_non_finite(run, table, relations, shared))
+    with exchange.patiently():  # Disks may take longer than a step ever does.
+        _save(run, folder, table, relations, shared, step=step, epoch=epoch, best=best)
+    return folder
+
+
+def _save(
+    run: Run,
+    folder: Path,
+    table: ShardedTable,
+    relations: ShardedTable | Tensor,
+    shared: Mapping[str, Tensor],
+    *,
+    step: int,
+    epoch: int,
+    best: bool,
+) -> None:
+    exchange = table.exchange
     temporary = _shared_temporary(exchange, folder)
     try:
         shards = {ENTITIES: _write_shards(temporary, ENTITIES, table)}
@@ -102,7 +118,6 @@ def save_checkpoint(
         if exchange.rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
-    return folder
 
 
 def _non_finite(

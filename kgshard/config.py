@@ -185,10 +185,7 @@ class TrainConfig:
         Raises:
             ConfigError: A name is unknown, or a value is of the wrong kind or out of range.
         """
-        for name, setting in value.items():
-            if name not in DEFAULTS:
-                raise ConfigError(f"unknown setting {name!r}{_did_you_mean(name, DEFAULTS)}")
-            _check_kind(name, setting)
+        _check_names(value)
         return TrainConfig(**value)
 
 
@@ -204,7 +201,9 @@ def read_settings(path: Path) -> dict[str, Any]:
     """
     try:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
-        TrainConfig.from_dict(settings)
+        _check_names(settings)
+        for name, value in settings.items():
+            _check(name, value, TrainConfig.__dataclass_fields__[name].metadata)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, ConfigError) as error:
@@ -256,6 +255,11 @@ _NEEDS: dict[str, tuple[Callable[[TrainConfig], bool], str]] = {
         " and relations that every rank holds",
     ),
     "n3": (lambda c: find_scoring(c.model).metric is DOT, "a model that scores by inner products"),
+    "dropout": (
+        lambda c: find_scoring(c.model).metric is DOT and find_scoring(c.model).takes_dropout,
+        "a model that scores by inner products with entity rows",
+    ),
+    "optimizer_device": (lambda c: c.optimizer != "sgd", "an optimizer with state, which sgd has not"),
     "final_lr": (lambda c: c.decay != "constant", "a --decay"),
     "rounding": (lambda c: c.dtype == "bfloat16", "--dtype bfloat16"),
     **dict.fromkeys(("eval", "patience"), (lambda c: c.evaluates, "--eval-every or --eval-steps")),
@@ -291,6 +295,14 @@ def _is_finite(value: float) -> bool:
         return math.isfinite(value)
     except OverflowError:  # An int beyond all floats.
         return False
+
+
+def _check_names(settings: dict[str, Any]) -> None:
+    """Raise ConfigError where a setting is none, or of the wrong kind."""
+    for name, setting in settings.items():
+        if name not in DEFAULTS:
+            raise ConfigError(f"unknown setting {name!r}{_did_you_mean(name, DEFAULTS)}")
+        _check_kind(name, setting)
 
 
 def _check_kind(name: str, setting: object) -> None:

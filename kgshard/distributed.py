@@ -20,6 +20,8 @@ from kgshard.launch import is_rank
 
 _TIMEOUT = timedelta(seconds=120)
 """How long a call may wait for the slowest rank."""
+_MEETING = timedelta(minutes=10)
+"""How long ranks wait for each other at the start."""
 _PATIENCE = timedelta(days=7)
 """The same, while rank 0 prepares data alone."""
 _SMALL_BYTES = 1 << 23
@@ -111,7 +113,7 @@ def joined_exchange(device: torch.device) -> Iterator[Exchange]:
         torch.cuda.set_device(device)  # CUDA
     _join(device)
     try:
-        yield TorchExchange(device, dist.new_group(timeout=_TIMEOUT), dist.group.WORLD)
+        yield TorchExchange(device, dist.new_group(timeout=_TIMEOUT), dist.new_group(timeout=_PATIENCE))
     except RuntimeError as error:
         if _lost_peer(error):
             raise RankFailureError(f"rank {os.environ['RANK']}: lost a peer") from error
@@ -129,7 +131,7 @@ def _join(device: torch.device) -> None:
             store=dist.FileStore(meeting, world_size) if meeting else None,  # type: ignore[attr-defined]
             rank=int(os.environ["RANK"]),
             world_size=world_size,
-            timeout=_PATIENCE,
+            timeout=_MEETING,
         )
     except ValueError as error:
         raise ConfigError(f"cannot join the other ranks: {str(error).splitlines()[0]}") from error

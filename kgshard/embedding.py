@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from kgshard.distributed import current_exchange
 from kgshard.exchange import Exchange
@@ -24,7 +25,8 @@ class RowWiseShardedEmbedding(nn.Module):
     ids as it has. `weight.grad` is sparse and coalesced: one row, summed over all ranks, for each row
     that any rank asked for; `torch.optim.SparseAdam([table.weight])` takes it as it is.
 
-    Gradients are summed, not averaged, over ranks: divide the loss by the size of the global batch.
+    Gradients are summed, not averaged, over ranks: divide the loss by the size of the global batch. They
+    have no gradient themselves: a second derivative through the table is a RuntimeError.
 
     Attributes:
         num_embeddings: Rows of the whole table.
@@ -119,6 +121,17 @@ class RowWiseShardedEmbedding(nn.Module):
         rows: Tensor = _ShardedRows.apply(self.weight, entity_ids.reshape(-1), self.table)
         return rows.view(*entity_ids.shape, self.embedding_dim)
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        """Refuse to be copied or pickled, which `copy` and `pickle` do through here.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            f"cannot copy {type(self).__name__}: it holds one rank's rows and a process group;"
+            " copy state_dict()"
+        )
+
     def extra_repr(self) -> str:
         return (
             f"{self.num_embeddings}, {self.embedding_dim}, "
@@ -141,6 +154,7 @@ class _ShardedRows(torch.autograd.Function):
         return lookup.rows[lookup.inverse]
 
     @staticmethod
+    @once_differentiable  # Second derivatives would need exchanges of their own: refused, not left out.
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         lookup: Lookup = ctx.lookup
         per_row = torch.zeros_like(lookup.rows).index_add_(0, lookup.inverse, gradients[0])

@@ -28,12 +28,24 @@ def fill_initial_rows(weight: Tensor, init: Init | Columns, *, seed: int, table:
         raise ValueError(f"initial columns {columns} do not add up to {weight.shape[1]} floats")
     first_block = rows.start // BLOCK_ROWS
     for block in range(first_block, -(-rows.stop // BLOCK_ROWS) if len(rows) else first_block):
-        source = generator(seed, f"init/{table}", block)
-        values = np.concatenate([_draw(source, how, (BLOCK_ROWS, width)) for width, how in columns], axis=1)
         start = max(rows.start, block * BLOCK_ROWS)
         stop = min(rows.stop, (block + 1) * BLOCK_ROWS)
+        # Rows are drawn one after the other, so those behind the last wanted one can be left out.
+        num_rows = stop - block * BLOCK_ROWS
+        values = np.concatenate(
+            [
+                _draw(generator(seed, f"init/{table}", block, *parts), how, (num_rows, width))
+                for (width, how), parts in zip(columns, _keys(len(columns)), strict=True)
+            ],
+            axis=1,
+        )
         piece = values[start - block * BLOCK_ROWS : stop - block * BLOCK_ROWS]
         weight[start - rows.start : stop - rows.start].copy_(torch.from_numpy(piece))
+
+
+def _keys(num_columns: int) -> list[tuple[int, ...]]:
+    """Return what tells the draws of column groups apart; the first goes without."""
+    return [() if index == 0 else (index,) for index in range(num_columns)]
 
 
 def initial_shared(inits: Mapping[str, SharedInit], *, seed: int) -> dict[str, Tensor]:

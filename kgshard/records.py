@@ -102,7 +102,7 @@ class Manifest(Struct, frozen=True):
     run_id: str
     vocabulary_sha256: str
     step: int
-    """Optimizer steps made."""
+    """Batches trained on."""
     epoch: int
     """Epochs finished."""
     world_size: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import os
 import shutil
@@ -17,10 +18,11 @@ from kgshard.config import TrainConfig
 from kgshard.data.dataset import DATASET_NAMES, Dataset, clone_dataset, is_dataset, open_dataset
 from kgshard.data.prepare import prepare
 from kgshard.data.sources import Source, find_source
-from kgshard.errors import RunError
+from kgshard.errors import RunError, UsageError
 from kgshard.files import (
     AnyPath,
     check_replaceable,
+    remove_stale,
     replacing_directory,
     swap_directory,
     temporary_sibling,
@@ -89,11 +91,24 @@ def started_run(
         else:
             _begin(source, place, config)
             held.enter_context(_locked(place))
-            yield open_run(place)
+            try:
+                yield open_run(place)
+            except UsageError:
+                _discard(place)
+                raise
+
+
+def _discard(place: Path) -> None:
+    """Take away what was begun: the caller's mistake came to light before a checkpoint was written."""
+    if not (place / LATEST_FILE).exists():
+        temporary = temporary_sibling(place)
+        place.rename(temporary)
+        shutil.rmtree(temporary)
 
 
 def _successor(source: Source | Path, place: Path, config: TrainConfig) -> Iterator[Run]:
     """Yield a new run that grows beside a finished one, and then takes its place."""
+    remove_stale(place.parent, glob.escape(place.name))
     temporary = temporary_sibling(place)
     try:
         _begin(source, temporary, config)

@@ -31,6 +31,8 @@ WRITES_TO_A_TEMPORARY_OF_ITS_CALLER = {
     ("kgshard.checkpoint", "_point"),
     # _build hands it a path from replacing.
     ("kgshard_tools.index.flat", "write_index"),
+    # Takes away a run that never came to a checkpoint.
+    ("kgshard.start", "_discard"),
     # A lock: its content only says who holds it.
     ("kgshard.start", "_locked"),
     # Appends lines to metrics.jsonl while training runs; readers take whole lines.

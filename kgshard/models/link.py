@@ -36,7 +36,8 @@ class LinkModel:
 
     def __post_init__(self) -> None:
         self.scoring.check_dim(self.dim)
-        if not (self.reciprocal or self.scoring.has_head_queries):
+        has_queries = type(self.scoring).query_heads is not Scoring.query_heads
+        if not (self.reciprocal or (self.scoring.has_head_queries and has_queries)):
             raise ConfigError(f"{self.name} has no query for heads; it needs reciprocal relations")
 
     @property

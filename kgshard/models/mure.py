@@ -20,6 +20,7 @@ class MuRE(Scoring):
     """A relation stretches and shifts the head; entities have biases."""
 
     metric = DOT
+    takes_dropout = False  # One of a query's coordinates is a 1 that brings in the candidate's own terms.
 
     def check_dim(self, dim: int) -> None:
         super().check_dim(dim)

@@ -61,6 +61,8 @@ class Scoring(ABC):
     """False where no query vector finds the heads of (?, r, t); such models need reciprocal relations."""
     has_relation_queries: bool = False
     """Whether the score is an inner product with the relation's row too; see `query_relations`."""
+    takes_dropout: bool = True
+    """Whether any of a query's coordinates may be dropped and the score still means something."""
     shared: Mapping[str, Any] = {}
     """Values of the shared parameters, in a copy that `bind` made."""
 

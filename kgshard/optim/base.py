@@ -75,7 +75,7 @@ class RowOptimizer(ABC):
         Raises:
             ConfigError: A setting is unknown or out of range.
         """
-        if not lr > 0:
+        if not 0 < lr < math.inf:
             raise ConfigError(f"lr must be > 0, got {lr}")
         if state_dtype not in (torch.float32, torch.bfloat16):
             raise ConfigError(f"state_dtype must be float32 or bfloat16, got {state_dtype}")

@@ -161,6 +161,9 @@ class DeferredEmbedding(nn.Embedding):
     Until then they can be initialised (`apply`, `reset_parameters`, `nn.init` on `weight`) and given
     (`load_state_dict`, or another tensor for `weight`); a given tensor is not copied.
 
+    Nor are they in `state_dict`. The unsharded model's goes in as it is; the model's own lacks the rows, and
+    loading it is an error unless strict=False, which leaves the rows as they were described or given.
+
     Attributes:
         dtype: What the sharded rows will be; follows `Module.to`.
     """
@@ -215,15 +218,15 @@ class DeferredEmbedding(nn.Embedding):
         return self
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
-        given = state_dict.get(f"{prefix}weight")
+        _, strict, missing_keys, _, error_messages = rest
+        name, expected = f"{prefix}weight", (self.num_embeddings, self.embedding_dim)
+        given = state_dict.get(name)
         if given is None:
-            return
-        expected = (self.num_embeddings, self.embedding_dim)
-        if tuple(given.shape) == expected:
+            missing_keys += [name] if strict else []
+        elif tuple(given.shape) == expected:
             self.weight = given
         else:
-            error_messages = rest[-1]
-            error_messages.append(f"{prefix}weight: expected shape {expected}, got {tuple(given.shape)}")
+            error_messages.append(f"{name}: expected shape {expected}, got {tuple(given.shape)}")
 
 
 def _check_plain(table: nn.Embedding, model: str) -> None:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from kgshard.errors import ConfigError
 from kgshard.exchange import Exchange
+
+
+def check_summable(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Raise ConfigError where a parameter's gradients could not be summed over ranks: it is complex."""
+    for name, parameter in parameters:
+        if parameter.requires_grad and parameter.is_complex():
+            raise ConfigError(
+                f"{name} is {parameter.dtype}, whose gradients are not summed over ranks; keep it as real"
+                " numbers and use torch.view_as_complex"
+            )
 
 
 @torch.no_grad()

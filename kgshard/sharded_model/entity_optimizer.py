@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import isabstract, signature
-from typing import Any
+from numbers import Real
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +17,7 @@ from kgshard.errors import ConfigError
 from kgshard.optim import OPTIMIZERS, RowOptimizer, SparseAdam, Storage
 from kgshard.routing import RowGradient
 
-MakeRowOptimizer = Callable[..., RowOptimizer]
+MakeRowOptimizer = partial[RowOptimizer]
 """Given a table's rows, by keyword where they begin and a seed for rounding: an optimizer of them."""
 
 _SAME_AS: dict[type, str] = {
@@ -41,18 +43,19 @@ def choose_row_optimizer(
         optimizer_cls: A RowOptimizer; torch.optim's SparseAdam, Adagrad or SGD, which mean the same; None for
             SparseAdam. torch.optim.Adam is none of them: it also moves rows that have no gradient.
         optimizer_kwargs: Its settings. `lr` may be among them, if it says the same.
-        lr: Learning rate, > 0.
+        lr: Learning rate, a number > 0.
         device: Where its state lives; None for where the rows are.
 
     Raises:
         ConfigError: An argument is unknown, out of range, or cannot take effect.
     """
     row_class = _row_class(optimizer_cls)
+    _check_rate(lr)
     settings = dict(optimizer_kwargs or {})
     if settings.pop("lr", lr) != lr:
         raise ConfigError(f"lr is {lr}, but optimizer_kwargs says {dict(optimizer_kwargs or {})['lr']}")
     _check_names(row_class, settings)
-    settings["lr"] = lr
+    settings["lr"] = float(lr)
     if device is not None:
         settings["device"] = _device(device)
     try:
@@ -61,6 +64,13 @@ def choose_row_optimizer(
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
         raise ConfigError(f"optimizer_kwargs: {row_class.__name__} refuses {settings}: {error}") from error
     return partial(row_class, table="entity", **settings)
+
+
+def _check_rate(lr: object) -> None:
+    if isinstance(lr, bool) or not isinstance(lr, Real):
+        raise ConfigError(f"lr must be a number > 0, got {lr!r}")
+    if not 0 < float(lr) < math.inf:
+        raise ConfigError(f"lr must be > 0, got {lr}")
 
 
 def _device(name: torch.device | str) -> torch.device:
@@ -156,19 +166,35 @@ class EntityOptimizer(torch.optim.Optimizer):
         """Copy a state that `state_dict` returned on this rank, at this world size.
 
         Raises:
-            ValueError: It is of another optimizer or of other rows.
+            ValueError: It is of another optimizer or of other rows, or of none, as torch's are before a step.
         """
-        saved = dict(state_dict["state"][0])
-        num_steps, mine = saved.pop("num_steps"), self.rows.state()
-        found = {name: tuple(value.shape) for name, value in saved.items()}
-        expected = {name: tuple(value.shape) for name, value in mine.items()}
+        saved, mine = state_dict.get("state", {}).get(0, {}), self.rows.state()
+        groups = state_dict.get("param_groups") or [{}]
+        found = _shapes(saved)
+        expected = {"num_steps": (), **_shapes(mine)}
         if found != expected:
             raise ValueError(f"optimizer state of entity rows: expected {expected}, got {found}")
-        for name, value in saved.items():
-            mine[name].copy_(value)
-        self.rows.num_steps = num_steps
-        group = {name: value for name, value in state_dict["param_groups"][0].items() if name != "params"}
+        for name, values in mine.items():
+            values.copy_(saved[name])
+        self.rows.num_steps = saved["num_steps"]
+        group = {name: value for name, value in groups[0].items() if name != "params"}
         self.param_groups[0].update(group)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        """Refuse to be copied or pickled, which `copy` and `pickle` do through here.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            f"cannot copy {type(self).__name__}: it holds one rank's rows and a process group;"
+            " copy state_dict()"
+        )
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each value; a number's is ()."""
+    return {name: tuple(getattr(value, "shape", ())) for name, value in state.items()}
 
 
 class ReferenceAdapter:

@@ -15,13 +15,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from kgshard.embedding import RowWiseShardedEmbedding
 from kgshard.errors import ConfigError, ExchangeMismatchError
 from kgshard.exchange import Exchange
+from kgshard.sharded_model.agreement import refusing_together
 from kgshard.sharded_model.deferred import ENTITIES
-from kgshard.sharded_model.shown import in_eval_mode, showing
+from kgshard.sharded_model.shown import in_eval_mode, showing, uneven_parameters
 
 _BLOCK_ROWS = 8192
 """Rows scored at a time where no gradient is wanted, so that a model's temporaries stay small."""
@@ -41,14 +43,13 @@ def score_all_entities(model: nn.Module, forward: Forward, args: Any, kwargs: An
         args, kwargs: Of that method; tensors in them have one row for each query.
 
     Raises:
-        ConfigError: The method does not score rows one by one, or takes no tensor.
+        ConfigError: The method does not score rows one by one, takes no tensor, or tensors of other lengths.
         RankFailureError, ExchangeMismatchError: It failed on another rank, before a lookup or after.
     """
     table = model._modules[ENTITIES]
     assert isinstance(table, RowWiseShardedEmbedding)
     exchange = table.table.exchange
-    if exchange.world_size == 1:
-        return forward(*args, **kwargs)
+    mine = args, kwargs
     sizes, args, kwargs = _gather_batches(args, kwargs, exchange)
     num_queries = sum(sizes)
     own = _OwnMethod(model, table, lambda: forward(*args, **kwargs), num_queries)
@@ -56,25 +57,33 @@ def score_all_entities(model: nn.Module, forward: Forward, args: Any, kwargs: An
         with _stopping_together(exchange):
             own.check_rows_are_scored_alone()
         model.__dict__[_CHECKED] = True
+    if exchange.world_size == 1:
+        return forward(*mine[0], **mine[1])
     draws = _same_draws(exchange) if model.training else nullcontext()
     with draws, _stopping_together(exchange):
         scores = own.score_local_rows()
     rows = [len(table.table.partition.rows_of(rank)) for rank in range(exchange.world_size)]
-    mine: Tensor = _SwapScores.apply(scores, sizes, rows, exchange)  # type: ignore[no-untyped-call]
-    return mine
+    swapped: Tensor = _SwapScores.apply(scores, sizes, rows, exchange)  # type: ignore[no-untyped-call]
+    return swapped
 
 
 def _gather_batches(args: Any, kwargs: Any, exchange: Exchange) -> tuple[list[int], Any, Any]:
     """Return how many queries each rank has, and args and kwargs of all ranks' queries in rank order."""
     leaves, structure = tree_flatten((args, kwargs))
     batches = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    if not batches or any(batch.dim() == 0 or batch.requires_grad for batch in batches):
-        raise ConfigError("forward_k_vs_all on a sharded table takes tensors of ids, one row for each query")
+    with refusing_together(exchange):
+        _check_batches(batches)
     parts = [_gather(batch, exchange) for batch in batches]
     whole = iter([torch.cat(part) for part in parts])
     everyone = [next(whole) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     args, kwargs = tree_unflatten(everyone, structure)
     return [len(part) for part in parts[0]], args, kwargs
+
+
+def _check_batches(batches: Sequence[Tensor]) -> None:
+    wrong = not batches or any(batch.dim() == 0 or batch.requires_grad for batch in batches)
+    if wrong or len({len(batch) for batch in batches}) > 1:
+        raise ConfigError("forward_k_vs_all on a sharded table takes tensors of ids, one row for each query")
 
 
 def _gather(batch: Tensor, exchange: Exchange) -> list[Tensor]:
@@ -109,15 +118,16 @@ class _OwnMethod:
 
     @torch.no_grad()
     def check_rows_are_scored_alone(self) -> None:
-        """Score two rows together, then the second alone.
+        """Score two rows together, then the second alone, with a stand-in for the other parameters.
 
         Raises:
-            ConfigError: It cannot, or the scores differ: there is a softmax or a norm over entities, say.
+            ConfigError: It cannot, or the scores differ: there is a softmax or a norm over entities, say, or
+                a bias for each of them.
         """
         weight = self._table.weight
         two = torch.linspace(-1, 1, 2 * weight.shape[1]).view(2, -1).to(weight)
         try:
-            with in_eval_mode(self._model):
+            with in_eval_mode(self._model), uneven_parameters(self._model, weight):
                 _, together, alone = self._score([two, two[1:]]).unbind(dim=1)
         except RuntimeError as error:
             words = f"{self._refusal} it fails for 2 rows of {ENTITIES}.weight: {error}"
@@ -125,8 +135,9 @@ class _OwnMethod:
         close = 1e-4 if weight.dtype in (torch.float32, torch.float64) else 5e-2
         if not torch.allclose(together, alone, rtol=close, atol=close, equal_nan=True):
             raise ConfigError(
-                f"{self._refusal} an entity's score depends on other entities' rows (a softmax or norm over"
-                " all of them belongs after it)"
+                f"{self._refusal} an entity's score depends on other entities' rows or on its place in the"
+                " table (a softmax or norm over all of them belongs after it; a bias of each entity can be a"
+                f" column of {ENTITIES})"
             )
 
     def _score(self, blocks: Sequence[Tensor]) -> Tensor:
@@ -161,6 +172,9 @@ def _same_draws(exchange: Exchange) -> Iterator[None]:
 @contextmanager
 def _stopping_together(exchange: Exchange) -> Iterator[None]:
     """Let no rank wait for one that failed in a `with` block, in which they also call each other."""
+    if exchange.world_size == 1:
+        yield
+        return
     error: Exception | None = None
     try:
         yield
@@ -194,6 +208,7 @@ class _SwapScores(torch.autograd.Function):
         return torch.cat([part.view(mine, count) for part, count in zip(received, rows, strict=True)], dim=1)
 
     @staticmethod
+    @once_differentiable  # Second derivatives would need exchanges of their own: refused, not left out.
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         count = ctx.rows[ctx.exchange.rank]
         chunks = [part.reshape(-1) for part in torch.split(gradients[0], ctx.rows, dim=1)]

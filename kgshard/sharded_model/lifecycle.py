@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any, SupportsIndex, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -34,14 +34,27 @@ from kgshard.embedding import RowWiseShardedEmbedding
 from kgshard.errors import ConfigError
 from kgshard.exchange import Exchange
 from kgshard.models.scoring import Init
+from kgshard.sharded_model.agreement import check_same_request, refusing_together, request_of
 from kgshard.sharded_model.construction import deferring_entity_rows
 from kgshard.sharded_model.deferred import ENTITIES, DeferredEmbedding, check_untied, describe_rows
-from kgshard.sharded_model.dense import copy_from_rank_zero, has_foreign_shards, sum_gradients
-from kgshard.sharded_model.entity_optimizer import EntityOptimizer, ReferenceAdapter, choose_row_optimizer
+from kgshard.sharded_model.dense import (
+    check_summable,
+    copy_from_rank_zero,
+    has_foreign_shards,
+    sum_gradients,
+)
+from kgshard.sharded_model.entity_optimizer import (
+    EntityOptimizer,
+    ReferenceAdapter,
+    choose_row_optimizer,
+)
 from kgshard.sharded_model.gather import gather_on_rank_zero
 from kgshard.sharded_model.k_vs_all import score_all_entities
 
 Floats = npt.NDArray[np.float32]
+
+_OPTIMIZER = "_entity_optimizer"
+"""The attribute of a sharded table that holds the optimizer of its rows."""
 
 
 class FSDPShardedEntityModel(nn.Module):
@@ -50,8 +63,9 @@ class FSDPShardedEntityModel(nn.Module):
     Lifecycle:
         1. `__init__`: entity_embeddings has a size and no rows; it can be initialised and given rows
            (`load_state_dict` of the unsharded model, of which each rank copies its part in step 2).
+           `state_dict` has no rows yet, and loads into a model at this step with strict=False.
         2. `setup_fsdp_training(device, lr)`: entity_embeddings is a RowWiseShardedEmbedding, and
-           `state_dict` holds this rank's rows.
+           `state_dict` holds this rank's rows; the model itself can be neither copied nor pickled.
         3. `gather_entity_embeddings_on_rank_zero()`: after training.
 
     Rows start from the distribution that `__init__` asks for (`nn.init` functions, `normal_`, ...), with
@@ -89,7 +103,7 @@ class FSDPShardedEntityModel(nn.Module):
 
         Args:
             device: Where the rows live; the rest of the model moves there too.
-            lr: Learning rate of entity rows.
+            lr: Learning rate of entity rows, a number > 0.
             optimizer_cls: kgshard.optim's SparseAdam by default, or another RowOptimizer; torch.optim's
                 SparseAdam, Adagrad and SGD mean kgshard's of the same name. torch.optim.Adam is refused: it
                 also moves rows without a gradient.
@@ -100,14 +114,20 @@ class FSDPShardedEntityModel(nn.Module):
             exchange: The other ranks; by default the process group of torch.distributed, or a world of one.
 
         Raises:
-            ConfigError: An argument is unknown, out of range, or cannot take effect; or there is no table.
+            ConfigError: An argument is unknown, out of range, cannot take effect, or differs between ranks;
+                there is no table; or a trainable parameter is complex.
             RuntimeError: It was called before.
+            RankFailureError: Another rank raised one of these.
         """
-        make = choose_row_optimizer(optimizer_cls, optimizer_kwargs, lr=lr, device=adam_device)
-        table = self._deferred_table()
         device = torch.device(device)
-        self.to(device)
         exchange = exchange or current_exchange(device)
+        with refusing_together(exchange):
+            make = choose_row_optimizer(optimizer_cls, optimizer_kwargs, lr=lr, device=adam_device)
+            table = self._deferred_table()
+            if not has_foreign_shards(self):
+                check_summable(self._named_dense_parameters())
+        check_same_request(exchange, request_of(table, make, seed))
+        self.to(device)
         if not has_foreign_shards(self):
             copy_from_rank_zero([*self.parameters(), *self.buffers()], exchange)
         known_seed = _seed_of_rank_zero(exchange) if seed is None else seed
@@ -123,7 +143,8 @@ class FSDPShardedEntityModel(nn.Module):
         )
         sharded.weight.requires_grad_(table.weight.requires_grad)
         optimizer = make(sharded.weight.data, first_row=sharded.start_row, seed=known_seed)
-        self.__dict__["_entity_optimizer"] = EntityOptimizer(sharded.weight, optimizer)
+        # With the table, not the model: who takes the table out takes both, and can copy the model again.
+        sharded.__dict__[_OPTIMIZER] = EntityOptimizer(sharded.weight, optimizer)
         self.entity_embeddings = sharded
 
     def _deferred_table(self) -> DeferredEmbedding:
@@ -156,8 +177,20 @@ class FSDPShardedEntityModel(nn.Module):
         Raises:
             RuntimeError: Before setup_fsdp_training.
         """
-        self._sharded_table()
-        return cast(EntityOptimizer, self.__dict__["_entity_optimizer"])
+        return cast(EntityOptimizer, self._sharded_table().__dict__[_OPTIMIZER])
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        """Let `copy` and `pickle` do what they do, but not while the table is sharded.
+
+        Raises:
+            TypeError: It is.
+        """
+        if isinstance(self._modules.get(ENTITIES), RowWiseShardedEmbedding):
+            raise TypeError(
+                f"cannot copy {type(self).__name__}: it holds one rank's rows and a process group;"
+                " copy state_dict()"
+            )
+        return super().__reduce_ex__(protocol)
 
     def _sharded_table(self) -> RowWiseShardedEmbedding:
         table = getattr(self, ENTITIES, None)

@@ -7,10 +7,12 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from kgshard.embedding import RowWiseShardedEmbedding
 from kgshard.errors import ConfigError
 from kgshard.sharded_model.deferred import ENTITIES
+from kgshard.sharded_model.dense import has_foreign_shards
 
 
 class ShownRows(nn.Module):
@@ -79,3 +81,30 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def uneven_parameters(model: nn.Module, entities: Tensor) -> Iterator[None]:
+    """Let no two values of a model's floating parameters be alike in a `with` block, but for `entities`.
+
+    Parameters often start with equal values (a bias of zeros), which hide that a method takes some of them
+    by an entity's place in the table. What FSDP shards keeps its values: it manages their memory itself.
+    """
+    drawn = torch.Generator().manual_seed(0)
+    own = [] if has_foreign_shards(model) else list(model.parameters())
+    own = [p for p in own if p is not entities and not is_lazy(p)]
+    kept = [(p, p.data) for p in own if p.is_floating_point()]
+    try:
+        for parameter, values in kept:
+            parameter.data = values + _noise_for(values, drawn)
+        yield
+    finally:
+        for parameter, values in kept:
+            parameter.data = values
+
+
+def _noise_for(values: Tensor, drawn: torch.Generator) -> Tensor:
+    """Return normal noise half as large as `values` are; of deviation 0.5 where all are 0."""
+    # In proportion, so that a deep model's scores stay of the size that its author meant.
+    size = float(values.float().square().mean().sqrt()) if values.numel() else 0.0
+    return torch.randn(values.shape, generator=drawn).to(values) * (0.5 * (size or 1.0))

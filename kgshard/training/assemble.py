@@ -10,6 +10,7 @@ from torch import Tensor
 from kgshard.config import TrainConfig
 from kgshard.data.dataset import Triples
 from kgshard.distributed import choose_device
+from kgshard.errors import ConfigError
 from kgshard.exchange import Exchange
 from kgshard.initialise import fill_initial_rows, initial_shared
 from kgshard.models.link import LinkModel
@@ -78,13 +79,17 @@ def build_trainer(exchange: Exchange, model: LinkModel, config: TrainConfig, *, 
 
 
 def _learning_rate(config: TrainConfig, num_updates: int, update: int) -> float:
-    return config.lr * learning_rate_factor(
-        update,
-        num_steps=num_updates,
-        warmup_steps=config.warmup,
-        decay=config.decay,
-        final=config.final_lr,
-    )
+    try:
+        factor = learning_rate_factor(
+            update,
+            num_steps=num_updates,
+            warmup_steps=config.warmup,
+            decay=config.decay,
+            final=config.final_lr,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"--warmup {config.warmup}, --decay {config.decay}: {error}") from None
+    return config.lr * factor
 
 
 def initial_parameters(exchange: Exchange, model: LinkModel, config: TrainConfig) -> Parameters:

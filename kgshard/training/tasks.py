@@ -15,14 +15,14 @@ from kgshard.api import with_paths
 from kgshard.checkpoint import save_checkpoint
 from kgshard.config import TrainConfig
 from kgshard.distributed import choose_device, joined_exchange
-from kgshard.errors import KgshardError
+from kgshard.errors import ConfigError, KgshardError
 from kgshard.exchange import Exchange
 from kgshard.launch import num_threads
 from kgshard.ranking.evaluation import ValidEvaluator, evaluate_on_ranks
 from kgshard.runs import Run, open_run
 from kgshard.start import started_run
 from kgshard.training.assemble import build_sampler, build_trainer
-from kgshard.training.metrics_log import MetricsLog
+from kgshard.training.metrics_log import MetricsLog, check_tensorboard
 from kgshard.training.progress import training_progress
 
 
@@ -48,6 +48,8 @@ def start_and_train_rank(
     Returns:
         What `train_rank` returns, on rank 0; None elsewhere.
     """
+    if tensorboard:
+        check_tensorboard()
     with _joined(config.device) as exchange, ExitStack() as stack:
         folder = ""
         with exchange.patiently(), exchange.sharing_failure(KgshardError, OSError):
@@ -56,8 +58,18 @@ def start_and_train_rank(
                 folder = str(started.folder)
         folder = exchange.gather_bytes(folder.encode())[0].decode()
         run = open_run(folder)
+        exchange.share_failure(_disagreement(exchange.rank, config, run))
         result = _Training(exchange, run, config, quiet=quiet, tensorboard=tensorboard).train()
     return with_paths(result, out) if exchange.rank == 0 else None
+
+
+def _disagreement(rank: int, config: TrainConfig, run: Run) -> ConfigError | None:
+    """Return the error of a rank that was given other settings than rank 0, whose run it is."""
+    mine, chosen = config.to_dict(), run.info.config
+    for name in mine.keys() - {"device", "optimizer_device"}:
+        if mine[name] != chosen[name]:
+            return ConfigError(f"rank {rank}: {name} is {mine[name]!r}, but rank 0 has {chosen[name]!r}")
+    return None
 
 
 def evaluate_rank(
@@ -92,7 +104,8 @@ class _Training:
         self.evaluator = _evaluator(run, config) if config.evaluates else None
         self.best: dict[str, Any] = {}
         self.evaluations_since_best = 0
-        self.evaluated_step = self.saved_step = 0
+        self.evaluated_step = self.saved_step = self.step = 0
+        self.checkpoint: Path | None = None
         self.training_seconds = 0.0
         self.progress = training_progress(
             num_epochs=config.epochs, num_triples=len(self.triples), quiet=quiet or exchange.rank != 0
@@ -108,14 +121,13 @@ class _Training:
                 loss = self._epoch(epoch)
                 if self._out_of_patience:
                     break
-        step = epoch * len(self.sampler)
-        if step != self.saved_step:
-            self._save(epoch, step, best=False)
+        if self.step != self.saved_step:
+            self._save(epoch, best=False)
         rate = epoch * len(self.triples) / max(self.training_seconds, 1e-9)
         best = {"valid": self.best} if self.best else {}
         return {
             "run": str(self.run.folder),
-            "checkpoint": str(self.run.open_checkpoint().folder),
+            "checkpoint": str(self.checkpoint),
             "epochs": epoch,
             "seconds": time.monotonic() - self.began,
             "metrics": {"loss": loss, "triples_per_second": rate, **best},
@@ -128,54 +140,65 @@ class _Training:
             loss = self.trainer.step(batch)
             total, asked = total + loss * batch.num_questions, asked + batch.num_questions
             self.progress.step(epoch=epoch, loss=loss, num_triples=batch.num_triples)
-            if self.config.eval_steps and (batch.step + 1) % self.config.eval_steps == 0:
+            self.step = batch.step + 1
+            if batch.is_last and self._steps_are_due():
                 self.training_seconds += time.monotonic() - began
-                self._evaluate(epoch, batch.step + 1)
+                self._evaluate(epoch)
                 began = time.monotonic()
+                if self._out_of_patience:
+                    break
         self.training_seconds += time.monotonic() - began
-        step = epoch * len(self.sampler)
         if self.log:
-            self.log.epoch(epoch=epoch, step=step, loss=total / asked)
-        if self._is_due(epoch) and self.evaluated_step != step:
-            self._evaluate(epoch, step)
+            self.log.epoch(epoch=epoch, step=self.step, loss=total / asked)
+        if self._is_due(epoch) and self.evaluated_step != self.step:
+            self._evaluate(epoch)
         return total / asked
+
+    def _steps_are_due(self) -> bool:
+        """Whether an evaluation by steps was due since the last one; it waits for an update."""
+        every = self.config.eval_steps
+        return bool(every) and self.step // every > self.evaluated_step // every
 
     def _is_due(self, epoch: int) -> bool:
         """Whether an epoch ends with an evaluation; the last does, however often there is one."""
         every = self.config.eval_every
         return self.config.evaluates and (epoch == self.config.epochs or bool(every and epoch % every == 0))
 
-    def _evaluate(self, epoch: int, step: int) -> None:
+    def _evaluate(self, epoch: int) -> None:
         """Rank valid triples where the rows lie; keep the parameters if they never did better."""
         assert self.evaluator is not None
         parameters = self.trainer.parameters
         metrics = self.evaluator.metrics(parameters.entities, parameters.relations, parameters.shared)
         if self.log:
-            self.log.evaluation(epoch=epoch, step=step, metrics=metrics)
+            self.log.evaluation(epoch=epoch, step=self.step, metrics=metrics)
         self.progress.evaluated(epoch=epoch, mrr=metrics["mrr"])
-        self.evaluated_step = step
+        self.evaluated_step = self.step
         self.evaluations_since_best += 1
         if metrics["mrr"] > self.best.get("mrr", -1.0):
-            self.best = {"epoch": epoch, "step": step, **metrics}
+            self.best = {"epoch": epoch, "step": self.step, **metrics}
             self.evaluations_since_best = 0
-            self._save(epoch, step, best=True)
+            self._save(epoch, best=True)
 
     @property
     def _out_of_patience(self) -> bool:
         return 0 < self.config.patience <= self.evaluations_since_best
 
-    def _save(self, epoch: int, step: int, *, best: bool) -> None:
+    def _save(self, epoch: int, *, best: bool) -> None:
         parameters = self.trainer.parameters
-        save_checkpoint(
+        finished = epoch if self.step == epoch * len(self.sampler) else epoch - 1
+        folder = save_checkpoint(
             self.run,
             parameters.entities,
             parameters.relations,
             parameters.shared,
-            step=step,
-            epoch=epoch,
+            step=self.step,
+            epoch=finished,
             best=best,
         )
-        self.saved_step = step
+        self.saved_step = self.step
+        # What opens the run opens its best checkpoint.
+        if best or not self.best:
+            self.checkpoint = folder
 
 
 def _evaluator(run: Run, config: TrainConfig) -> ValidEvaluator:

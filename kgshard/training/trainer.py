@@ -85,6 +85,8 @@ class _Gradients:
 def _sum(first: RowGradient | None, second: RowGradient) -> RowGradient:
     if first is None:
         return second
+    if len(first.rows) == len(second.rows) and torch.equal(first.rows, second.rows):
+        return RowGradient(first.rows, first.values + second.values)
     return sum_by_row(torch.cat([first.rows, second.rows]), torch.cat([first.values, second.values]))
 
 
@@ -269,7 +271,7 @@ class Trainer:
         chance = self.objective.dropout
         source = generator(self.objective.seed, "dropout", batch.step)
         mine = source.random((batch.num_questions, width), "float32")[batch.mine.places]
-        return torch.from_numpy((mine >= chance) / (1 - chance)).float()
+        return torch.from_numpy((mine >= chance).astype("float32")) / (1 - chance)
 
     def _reduce(self, asked: _Asked, leaves: _Leaves, loss: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """Sum over all ranks, in one call, the gradients of what they all hold, by name, and the loss."""
@@ -359,4 +361,8 @@ def _shorten(weight: Tensor, rows: Tensor, max_norm: float) -> None:
     values = weight[rows].float()
     lengths = torch.linalg.vector_norm(values, dim=1, keepdim=True)
     longer = (lengths > max_norm)[:, 0]
-    weight[rows[longer]] = (values[longer] * (max_norm / lengths[longer])).to(weight.dtype)
+    shortened = values[longer] * (max_norm / lengths[longer])
+    if weight.dtype == torch.bfloat16:
+        # Toward 0: rounded to the nearest, half of them would be too long again.
+        shortened = (shortened.view(torch.int32) & -0x10000).view(torch.float32)
+    weight[rows[longer]] = shortened.to(weight.dtype)

@@ -191,6 +191,18 @@ NEEDS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     ),
     "n3": (0.1, {"model": "rotate"}, {"model": "distmult"}, "a model that scores by inner products"),
     "final_lr": (0.1, {}, {"decay": "linear"}, "a --decay"),
+    "dropout": (
+        0.1,
+        {"model": "mure"},
+        {"model": "complex"},
+        "a model that scores by inner products with entity rows",
+    ),
+    "optimizer_device": (
+        "cpu",
+        {"optimizer": "sgd"},
+        {"optimizer": "adam"},
+        "an optimizer with state, which sgd has not",
+    ),
     "rounding": ("nearest", {}, {"dtype": "bfloat16"}, "--dtype bfloat16"),
     "eval": ("sampled", {}, EVERY, "--eval-every or --eval-steps"),
     "eval_sample": (7, EVERY, {**EVERY, "eval": "sampled"}, "--eval sampled"),
@@ -365,7 +377,6 @@ def test_settings_of_a_file_are_those_it_names(tmp_path: Path) -> None:
         ("[train]\ndim = 8\n", "unknown setting 'train'"),
         ("dim = 8.0\n", "--dim must be of type int, got 8.0"),
         ("dim = 0\n", "--dim must be >= 1, got 0"),
-        ("margin = 2.0\n", "--margin has no effect here: it needs --loss margin or self-adversarial"),
     ],
 )
 def test_a_file_with_a_wrong_setting_is_refused_by_name(tmp_path: Path, text: str, words: str) -> None:
@@ -374,6 +385,10 @@ def test_a_file_with_a_wrong_setting_is_refused_by_name(tmp_path: Path, text: st
         read_settings(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert words in str(caught.value)
+
+
+def test_a_file_may_hold_what_means_something_only_beside_other_settings(tmp_path: Path) -> None:
+    assert read_settings(write(tmp_path, "final_lr = 0.1\n")) == {"final_lr": 0.1}
 
 
 def test_a_file_that_is_not_there_or_no_text_is_refused_by_name(tmp_path: Path) -> None:

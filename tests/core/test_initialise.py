@@ -176,3 +176,10 @@ def test_a_draw_is_untouched_by_numpys_global_state() -> None:
     before = numbers(0, "shuffle", 0)
     np.random.seed(123)
     assert numbers(0, "shuffle", 0) == before
+
+
+def test_a_few_wide_rows_cost_what_they_hold() -> None:
+    """One relation of RESCAL at dim 1000 has a million floats; four thousand of them would be 16 GB."""
+    wide = torch.empty(1, 1_000_000)
+    fill_initial_rows(wide, Init("normal", 1.0), seed=1, table="relation", rows=range(1))
+    assert abs(float(wide.std()) - 1) < 0.01

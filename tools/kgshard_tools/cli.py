@@ -15,7 +15,7 @@ from importlib import import_module
 
 import click
 
-from kgshard.errors import KgshardError, RankFailureError, UsageError, wants_traceback
+from kgshard.errors import KgshardError, RankFailureError, wants_traceback
 from kgshard.launch import is_rank
 from kgshard_tools.terminal import reader_may_leave, shown
 
@@ -104,9 +104,8 @@ def run(arguments: list[str]) -> int:
 
 
 def _is_said_elsewhere(error: KgshardError) -> bool:
-    """Under torchrun every rank meets the user's mistake, and one rank's failure; one of them speaks."""
-    other_speaks = isinstance(error, UsageError) or (isinstance(error, RankFailureError) and error.told)
-    return is_rank() and os.environ["RANK"] != "0" and other_speaks
+    """Under torchrun one rank's failure is raised on every rank; the one that failed speaks."""
+    return is_rank() and isinstance(error, RankFailureError) and error.told
 
 
 def _terminate(signal_number: int, frame: object) -> None:

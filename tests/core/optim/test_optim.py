@@ -261,6 +261,7 @@ def test_the_learning_rate_may_change_between_steps(name: str) -> None:
         ({"lr": 0.0}, "lr must be > 0, got 0.0"),
         ({"lr": -1.0}, "lr must be > 0, got -1.0"),
         ({"lr": math.nan}, "lr must be > 0, got nan"),
+        ({"lr": math.inf}, "lr must be > 0, got inf"),
         ({"state_dtype": torch.float16}, "state_dtype must be float32 or bfloat16, got torch.float16"),
         ({"rounding": "up"}, "rounding must be stochastic or nearest, got 'up'"),
         ({"eps": 0.0}, "eps must be > 0, got 0.0"),

@@ -159,8 +159,17 @@ def test_a_table_of_another_shape_is_not_loaded() -> None:
 
 def test_a_state_dict_without_the_table_leaves_it_described() -> None:
     model: Any = create_fsdp_sharded_model_class(Stranger)()
-    model.load_state_dict(model.state_dict())
+    assert model.load_state_dict(model.state_dict(), strict=False).missing_keys == [
+        "entity_embeddings.weight"
+    ]
     assert float(first_rows(model).std()) > 0
+
+
+@pytest.mark.parametrize("model_class", [Stranger, create_fsdp_sharded_model_class(Stranger)])
+def test_a_strict_load_misses_the_table_as_the_unsharded_model_does(model_class: Any) -> None:
+    state = {name: value for name, value in Stranger().state_dict().items() if "entity" not in name}
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "entity_embeddings.weight"'):
+        model_class().load_state_dict(state)
 
 
 class Pretrained(nn.Module):

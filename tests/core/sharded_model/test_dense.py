@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from worlds import GlooPool, ThreadWorld
 from kgshard.errors import ConfigError
 from kgshard.exchange import Exchange, SingleExchange
 from kgshard.sharded_model.dense import has_foreign_shards
+from kgshard.sharded_model.lifecycle import create_fsdp_sharded_model_class
 
 WHO_HAS: list[list[list[int]]] = [
     [[0, 1, 2], [0, 1, 2], [0, 1, 2]],
@@ -78,6 +80,32 @@ def test_sparse_gradients_are_refused_by_name() -> None:
     words = "relation_embeddings.weight has a sparse gradient; make that embedding with sparse=False"
     with pytest.raises(ConfigError, match=words):
         model.sync_dense_gradients()
+
+
+class ComplexStranger(Stranger):
+    """Keeps a phase as complex numbers."""
+
+    def __init__(self, num_entities: int = 7, dim: int = 4, frozen: bool = False) -> None:
+        super().__init__(num_entities, dim)
+        phase = torch.ones(2, dtype=torch.complex64)
+        self.phase = nn.Parameter(phase, requires_grad=not frozen)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_complex_parameters_are_refused_at_setup_unless_frozen(world_size: int) -> None:
+    def setup(exchange: Exchange, frozen: bool) -> str:
+        model: Any = create_fsdp_sharded_model_class(ComplexStranger)(frozen=frozen)
+        try:
+            model.setup_fsdp_training("cpu", 0.1, exchange=exchange)
+        except ConfigError as error:
+            return str(error)
+        model.sync_dense_gradients()
+        return "accepted"
+
+    words = "phase is torch.complex64, whose gradients are not summed over ranks; keep it as real numbers and"
+    for outcome in ThreadWorld(world_size).run(setup, False):
+        assert outcome.startswith(words)
+    assert ThreadWorld(world_size).run(setup, True) == ["accepted"] * world_size
 
 
 class Managed(nn.Linear):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import math
+import re
 from typing import Any
 
 import numpy as np
@@ -15,6 +19,7 @@ from kgshard import optim
 from kgshard.errors import ConfigError
 from kgshard.exchange import SingleExchange
 from kgshard.optim.base import RowOptimizer, Rows
+from kgshard.sharded_model.lifecycle import create_fsdp_sharded_model_class
 
 
 def step(gradient: float = 2.0, **settings: Any) -> tuple[Any, Tensor]:
@@ -129,6 +134,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "table": ({"optimizer_kwargs": {"table": "x"}}, "optimizer_kwargs: table is not to be set here$"),
     "two rates": ({"optimizer_kwargs": {"lr": 0.2}}, "lr is 0.1, but optimizer_kwargs says 0.2"),
     "no rate": ({"lr": 0.0}, "lr must be > 0, got 0.0"),
+    "rate nan": ({"lr": math.nan}, "lr must be > 0, got nan"),
+    "rate infinite": ({"lr": math.inf}, "lr must be > 0, got inf"),
+    "rate in words": ({"lr": "0.1"}, "lr must be a number > 0, got '0.1'"),
+    "rate none": ({"lr": None}, "lr must be a number > 0, got None"),
+    "rate true": ({"lr": True}, "lr must be a number > 0, got True"),
+    "rate of a tensor": ({"lr": torch.tensor(0.1)}, r"lr must be a number > 0, got tensor\(0.1000\)"),
     "betas": ({"optimizer_kwargs": {"betas": (0.9, 1.0)}}, r"betas must be in \[0, 1\), got \(0.9, 1.0\)"),
     "one beta": ({"optimizer_kwargs": {"betas": 0.9}}, "optimizer_kwargs: SparseAdam refuses .*betas"),
     "eps": ({"optimizer_kwargs": {"eps": -1.0}}, "eps must be > 0, got -1.0"),
@@ -220,3 +231,47 @@ def test_state_of_other_rows_is_refused() -> None:
         sharded(SingleExchange(), Stranger(5), optimizer_cls=optim.Adagrad).entity_optimizer.load_state_dict(
             other
         )
+
+
+STATES_OF_NOTHING: dict[str, dict[str, Any]] = {
+    "empty": {},
+    "without state": {"param_groups": [{"params": [0], "lr": 1.0}]},
+    "no step yet": {"state": {}, "param_groups": [{"params": [0], "lr": 1.0}]},
+    "another parameter": {"state": {1: {"num_steps": 3}}, "param_groups": [{"params": [1]}]},
+    "no count": {"state": {0: {}}, "param_groups": [{"params": [0]}]},
+    "torch's": {"state": {0: {"step": 1, "exp_avg": torch.zeros(7, 4)}}, "param_groups": [{"params": [0]}]},
+}
+
+
+@pytest.mark.parametrize("name", STATES_OF_NOTHING)
+@pytest.mark.parametrize("optimizer_cls", [optim.SparseAdam, optim.SGD])
+def test_a_state_without_ours_is_refused(name: str, optimizer_cls: type) -> None:
+    optimizer = sharded(SingleExchange(), Stranger(), optimizer_cls=optimizer_cls).entity_optimizer
+    with pytest.raises(ValueError, match=r"optimizer state of entity rows: expected \{'num_steps': \(\)"):
+        optimizer.load_state_dict(STATES_OF_NOTHING[name])
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+@pytest.mark.parametrize("part", ["model", "entity_optimizer", "entity_embeddings"])
+def test_what_holds_one_ranks_rows_is_not_copied(part: str) -> None:
+    """A copy would step the rows of the original."""
+    model = sharded(SingleExchange(), Stranger())
+    held = model if part == "model" else getattr(model, part)
+    words = (
+        f"cannot copy {type(held).__name__}: it holds one rank's rows and a process group; copy state_dict()"
+    )
+    for copied in (copy.deepcopy, lambda whole: torch.save(whole, io.BytesIO())):
+        with pytest.raises(TypeError, match=re.escape(words)):
+            copied(held)
+
+
+def test_a_model_is_copied_before_setup_and_after_its_table_is_gathered() -> None:
+    model: Any = create_fsdp_sharded_model_class(Stranger)()
+    twin = copy.deepcopy(model)
+    for one in (model, twin):
+        one.setup_fsdp_training("cpu", 0.1, seed=3)
+    assert torch.equal(model.entity_embeddings.weight, twin.entity_embeddings.weight)
+    model.entity_embeddings = model.gather_entity_embeddings_on_rank_zero()
+    whole = copy.deepcopy(model).entity_embeddings.weight
+    assert torch.equal(whole, model.entity_embeddings.weight)
+    assert whole.data_ptr() != model.entity_embeddings.weight.data_ptr()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,7 @@ from torch import nn
 from worlds import GlooPool, ThreadWorld
 
 import kgshard.sharded_model.k_vs_all
-from kgshard.errors import ConfigError
-from kgshard.exchange import SingleExchange
+from kgshard.errors import ConfigError, RankFailureError
 from kgshard.sharded_model.lifecycle import create_fsdp_sharded_model_class
 
 
@@ -133,24 +133,86 @@ REFUSALS = {
     SoftmaxStranger: "FSDPSoftmaxStranger.forward_k_vs_all cannot be scored in shards: an entity's score"
     " depends on other entities' rows",
     NarrowStranger: "FSDPNarrowStranger.forward_k_vs_all cannot be scored in shards: for 2 rows of"
-    " entity_embeddings.weight it must return shape (6, 2), got (6, 1)",
+    " entity_embeddings.weight it must return shape ({0}, 2), got ({0}, 1)",
     RestlessStranger: "forward_k_vs_all looks up other ids when it is shown other rows of the table",
 }
 
 
 @pytest.mark.parametrize("model_class", REFUSALS)
-def test_methods_that_do_not_score_rows_alone_are_refused(model_class: type[Stranger]) -> None:
-    for kind, words in ThreadWorld(2).run(refusal_of_all, model_class(), queries(1, 7)[0]):
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_methods_that_do_not_score_rows_alone_are_refused(
+    model_class: type[Stranger], world_size: int
+) -> None:
+    """In a world of one too, so that a script that works there works on more ranks."""
+    wrong = model_class()
+    for kind, words in ThreadWorld(world_size).run(refusal_of_all, wrong, queries(1, 7)[0]):
         assert kind == "ConfigError"
-        assert words.startswith(REFUSALS[model_class])
+        assert words.startswith(REFUSALS[model_class].format(6 // 2 * world_size))
 
 
-def test_a_world_of_one_refuses_no_method() -> None:
+class BiasedStranger(Stranger):
+    """Adds a number of each entity, by its place in the table; all start equal."""
+
+    def __init__(self, num_entities: int = 7, dim: int = 4) -> None:
+        super().__init__(num_entities, dim)
+        self.bias = nn.Embedding(num_entities, 1)
+        nn.init.constant_(self.bias.weight, self.start)
+
+    start = 0.0
+
+    def forward_k_vs_all(self, pairs: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(len(self.entity_embeddings.weight))
+        return super().forward_k_vs_all(pairs) + self.bias(places).T
+
+
+class LiftedStranger(BiasedStranger):
+    """Starts all of them elsewhere."""
+
+    start = 3.0
+
+
+@pytest.mark.parametrize("model_class", [BiasedStranger, LiftedStranger])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_bias_of_each_entity_is_refused_though_all_start_equal(
+    model_class: type[Stranger], dtype: torch.dtype, world_size: int
+) -> None:
     pairs = queries(1, 7)[0]
-    for model_class in (SoftmaxStranger, NarrowStranger):
+    for kind, words in ThreadWorld(world_size).run(refusal_of_all, model_class().to(dtype), pairs):
+        assert kind == "ConfigError"
+        assert "an entity's score depends on other entities' rows or on its place in the table" in words
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_trying_a_method_out_leaves_every_parameter_as_it_was(world_size: int) -> None:
+    for model_class in (Stranger, BiasedStranger):
         model = model_class()
-        scores = scores_of_all(SingleExchange(), model, [pairs])
-        assert torch.equal(scores, whole_scores(model, pairs).detach())
+
+        def unchanged(exchange: Any, model: Any = model) -> bool:
+            variant = sharded(exchange, model)
+            before = {name: (p, p.data_ptr(), p.detach().clone()) for name, p in variant.named_parameters()}
+            with contextlib.suppress(ConfigError):
+                variant.forward_k_vs_all(torch.tensor([[0, 1]]))
+            return all(
+                p is before[name][0] and p.data_ptr() == before[name][1] and torch.equal(p, before[name][2])
+                for name, p in variant.named_parameters()
+            )
+
+        assert all(ThreadWorld(world_size).run(unchanged))
+
+
+class LazyStranger(Stranger):
+    """Has a layer whose size its first input tells."""
+
+    def __init__(self, num_entities: int = 7, dim: int = 4) -> None:
+        super().__init__(num_entities, dim)
+        self.out: nn.Module = nn.LazyLinear(dim)
+
+
+def test_a_lazy_layer_gets_its_size_from_the_first_call() -> None:
+    model: Any = create_fsdp_sharded_model_class(LazyStranger)()
+    model.setup_fsdp_training("cpu", 0.1)
+    assert model.forward_k_vs_all(torch.tensor([[0, 1]])).shape == (1, 7)
 
 
 def test_one_ranks_failure_stops_all() -> None:
@@ -204,8 +266,23 @@ def refused_arguments(exchange: Any, call: Callable[[Any], Any]) -> str:
         lambda model: model.forward_k_vs_all([[0, 1]]),
         lambda model: model.forward_k_vs_all(torch.tensor(0)),
         lambda model: model.forward_k_vs_all(torch.zeros(1, 2, requires_grad=True)),
+        lambda model: model.forward_k_vs_all(torch.zeros(1, 2), torch.ones(4, 1)),
     ],
 )
-def test_queries_are_tensors_of_ids(call: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_queries_are_tensors_of_ids(call: Callable[[Any], Any], world_size: int) -> None:
     words = "forward_k_vs_all on a sharded table takes tensors of ids, one row for each query"
-    assert ThreadWorld(2).run(refused_arguments, call) == [words] * 2
+    assert ThreadWorld(world_size).run(refused_arguments, call) == [words] * world_size
+
+
+def test_tensors_of_other_lengths_on_one_rank_stop_all() -> None:
+    def call(exchange: Any) -> str:
+        pairs = torch.zeros(1, 2, dtype=torch.int64)
+        try:
+            sharded(exchange, Stranger()).forward_k_vs_all(pairs, torch.ones(1 + exchange.rank, 1))
+        except (ConfigError, RankFailureError) as error:
+            return f"{type(error).__name__}: {error}"
+        return "accepted"
+
+    own = "ConfigError: forward_k_vs_all on a sharded table takes tensors of ids, one row for each query"
+    assert ThreadWorld(2).run(call) == [f"RankFailureError: rank 1: {own}", own]

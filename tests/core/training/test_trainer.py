@@ -316,6 +316,15 @@ def test_touched_entity_rows_are_never_longer_than_allowed(world_size: int, trai
         np.testing.assert_allclose(found.relations, free.relations, rtol=1e-6, atol=1e-7)
 
 
+def test_bfloat16_rows_are_no_longer_than_allowed_either() -> None:
+    """Rounded to the nearest, half of the shortened rows would be."""
+    job = random_job(8, 40, num_steps=3, model="distmult", lr=1.0, max_norm=1.0, dtype="bfloat16")
+    rows = ThreadWorld(2).run(train, job)[0].tables.entities
+    lengths = np.linalg.norm(rows, axis=1)
+    assert lengths.max() <= 1
+    assert (lengths > 0.98).any()
+
+
 # --- learning rates
 
 

@@ -200,6 +200,23 @@ def test_training_stops_when_patience_is_lost(start: Any) -> None:
     assert run.open_checkpoint("latest").step == 4 * EPOCH_STEPS
 
 
+def test_patience_is_lost_in_the_middle_of_an_epoch_too(start: Any) -> None:
+    result, run = start(epochs=9, eval_steps=1, patience=2, lr=1e-12)
+    assert (result["epochs"], when(lines(run, "valid"))) == (1, [(1, 1), (1, 2), (1, 3)])
+    assert run.open_checkpoint("latest").step == 3
+
+
+def test_nothing_is_evaluated_before_an_update_is_complete(start: Any) -> None:
+    """Batches in between change nothing, so another look at them would only cost patience."""
+    _, run = start(epochs=2, eval_steps=1, accumulate=3)
+    assert when(lines(run, "valid")) == [(1, 3), (1, 4), (2, 7), (2, 8)]
+
+
+def test_a_checkpoint_in_the_middle_of_an_epoch_has_finished_one_less(start: Any) -> None:
+    _, run = start(epochs=9, eval_steps=1, patience=2, lr=1e-12)
+    assert [run.open_checkpoint(name).manifest.epoch for name in ("best", "latest")] == [0, 0]
+
+
 def test_training_goes_on_without_patience_or_while_it_gets_better(start: Any) -> None:
     assert start("endless", epochs=5, eval_every=1, lr=1e-12)[0]["epochs"] == 5
     result, run = start("better", epochs=5, eval_every=1, patience=2)
@@ -225,6 +242,12 @@ def test_a_warm_up_longer_than_the_run_is_refused(start: Any) -> None:
     with pytest.raises(ConfigError, match=r"warm-up must be 0 to 24 steps, .* got 25"):
         start(warmup=25)
     assert start("all of it", warmup=24)[0]["epochs"] == 6
+
+
+def test_a_mistake_that_only_ranks_can_see_leaves_no_run_behind(start: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--warmup 25"):
+        start(warmup=25)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_graph_without_valid_triples_cannot_be_evaluated(here: None, tmp_path: Path) -> None:

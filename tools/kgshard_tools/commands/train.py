@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kgshard.config import TrainConfig, option, parse_setting, read_settings
+from kgshard.config import DEFAULTS, TrainConfig, option, parse_setting, read_settings
 from kgshard.launch import is_rank
 from kgshard_tools.commands.output import Output, nproc_option, output_options
 
@@ -106,8 +106,12 @@ def command(
     """
     given = dict(map(parse_setting, assignments))
     given |= {name: value for name, value in options.items() if value is not None}
-    settings = TrainConfig.from_dict((read_settings(config) if config is not None else {}) | given)
-    settings.check_applies(given)
+    recipe = read_settings(config) if config is not None else {}
+    settings = TrainConfig.from_dict(recipe | given)
+    # Back to its default: that turns off what a recipe says, whether it means anything here or not.
+    settings.check_applies(
+        [name for name, value in given.items() if value != DEFAULTS[name] or name not in recipe]
+    )
     how: dict[str, Any] = {"overwrite": overwrite, "quiet": output.quiet, "tensorboard": tensorboard}
     if is_rank():
         from kgshard.training.tasks import start_and_train_rank
