@@ -20,9 +20,9 @@ from kgshard.models import SCORING, find_scoring
 from kgshard.models.check import check_formula
 from kgshard.models.link import LinkModel
 from kgshard.models.metric import DOT
+from kgshard.training.schedule import DECAYS
 
 OPTIMIZER_NAMES = ("adagrad", "adagrad-rowwise", "adam", "adam-rowstep", "sgd")
-DEVICES = ("auto", "cpu", "cuda")
 
 
 def _setting(default: Any, help: str, *, choices: tuple[str, ...] = (), **limits: float) -> Any:
@@ -44,7 +44,7 @@ class TrainConfig:
     init_scale: float = _setting(1.0, "Factor on the spread of the model's initial values.", above=0)
     shard_relations: str = _setting(
         "auto",
-        "Cut the relation table over ranks too; auto does where it takes more than 1 GiB.",
+        "Cut the relation table over ranks too; auto does beyond 1 GiB, unless relations are predicted.",
         choices=("auto", "always", "never"),
     )
     epochs: int = _setting(20, "Passes over the train triples.", at_least=1)
@@ -86,7 +86,7 @@ class TrainConfig:
     decay: str = _setting(
         "constant",
         "How the learning rate falls from then to the last epoch.",
-        choices=("constant", "linear", "cosine", "exponential"),
+        choices=tuple(DECAYS),
     )
     final_lr: float = _setting(
         0.0, "Where a decay ends, as a share of the learning rate.", at_least=0, at_most=1

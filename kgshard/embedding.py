@@ -127,16 +127,21 @@ class RowWiseShardedEmbedding(nn.Module):
         Raises:
             TypeError: Always.
         """
-        raise TypeError(
-            f"cannot copy {type(self).__name__}: it holds one rank's rows and a process group;"
-            " copy state_dict()"
-        )
+        raise cannot_copy(self)
 
     def extra_repr(self) -> str:
         return (
             f"{self.num_embeddings}, {self.embedding_dim}, "
             f"rows {self.start_row}..{self.end_row} on rank {self.rank} of {self.world_size}"
         )
+
+
+def cannot_copy(holder: object) -> TypeError:
+    """Return the error of something that is bound to one rank, which `copy` and `pickle` would not know."""
+    return TypeError(
+        f"cannot copy {type(holder).__name__}: it holds one rank's rows and a process group;"
+        " copy state_dict()"
+    )
 
 
 def _coalesce_gradient(weight: Tensor) -> None:

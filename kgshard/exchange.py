@@ -133,6 +133,12 @@ class Exchange(ABC):
         )
         return self._move(chunks, [other.sends[self.rank] for other in announced])
 
+    def all_gather(
+        self, tensor: Tensor, expected: Sequence[int] | None = None, *, kind: Kind = "bytes"
+    ) -> list[Tensor]:
+        """Send one tensor to every rank; return every rank's, in rank order. See `all_to_all`."""
+        return self.all_to_all([tensor] * self.world_size, expected, kind=kind)
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Return the elementwise sum over ranks; the argument may be overwritten.
 
@@ -177,7 +183,7 @@ class Exchange(ABC):
             if payload
             else torch.empty(0, dtype=torch.uint8)
         )
-        received = self.all_to_all([chunk.to(self.device)] * self.world_size)
+        received = self.all_gather(chunk.to(self.device))
         return [bytes(part.cpu().numpy().tobytes()) for part in received]
 
     def share_failure(self, error: BaseException | None) -> None:

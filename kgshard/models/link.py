@@ -67,9 +67,14 @@ class LinkModel:
         return side == "head" and not self.reciprocal
 
     @property
+    def lifts(self) -> bool:
+        """Whether candidates are more than entity rows as they are."""
+        return type(self.scoring).candidates is not Scoring.candidates
+
+    @property
     def sides_differ(self) -> bool:
         """Whether queries for heads and for tails are compared with different candidates."""
-        return not self.reciprocal and type(self.scoring).candidates is not Scoring.candidates
+        return not self.reciprocal and self.lifts
 
     def _asked(self, side: Side) -> Side:
         return "head" if self.asks_heads(side) else "tail"

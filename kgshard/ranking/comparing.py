@@ -65,9 +65,7 @@ class CandidateBlock:
         self.entities = range(first_entity, first_entity + len(rows))
         self._model, self._side, self._rows = model, side, rows
         self._metric = model.metric
-        lifted = model.candidates(side, rows)
-        if rows.dtype != torch.float32 or lifted is not rows:
-            lifted = self._exact(rows)
+        lifted = self._exact(rows) if model.lifts else rows
         lengths = torch.linalg.vector_norm(lifted, dim=1, dtype=torch.float64)
         finite = torch.isfinite(lengths)
         if not finite.all():

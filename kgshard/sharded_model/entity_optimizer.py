@@ -13,6 +13,7 @@ from typing import Any, SupportsIndex
 import torch
 from torch import Tensor, nn
 
+from kgshard.embedding import cannot_copy
 from kgshard.errors import ConfigError
 from kgshard.optim import OPTIMIZERS, RowOptimizer, SparseAdam, Storage
 from kgshard.routing import RowGradient
@@ -186,10 +187,7 @@ class EntityOptimizer(torch.optim.Optimizer):
         Raises:
             TypeError: Always.
         """
-        raise TypeError(
-            f"cannot copy {type(self).__name__}: it holds one rank's rows and a process group;"
-            " copy state_dict()"
-        )
+        raise cannot_copy(self)
 
 
 def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -89,7 +89,7 @@ def _check_batches(batches: Sequence[Tensor]) -> None:
 def _gather(batch: Tensor, exchange: Exchange) -> list[Tensor]:
     shape = batch.shape[1:]
     rows = batch.reshape(len(batch), math.prod(shape))
-    return [part.view(-1, *shape) for part in exchange.all_to_all([rows] * exchange.world_size)]
+    return [part.view(-1, *shape) for part in exchange.all_gather(rows)]
 
 
 class _OwnMethod:
@@ -162,7 +162,7 @@ class _OwnMethod:
 def _same_draws(exchange: Exchange) -> Iterator[None]:
     """Let all ranks draw the same in a `with` block, so that a query's dropout is one at every owner's."""
     seed = torch.randint(2**62, (1,)).to(exchange.device)
-    seed = exchange.all_to_all([seed] * exchange.world_size)[0]
+    seed = exchange.all_gather(seed)[0]
     devices = [exchange.device] if exchange.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(int(seed))

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from kgshard.distributed import current_exchange
-from kgshard.embedding import RowWiseShardedEmbedding
+from kgshard.embedding import RowWiseShardedEmbedding, cannot_copy
 from kgshard.errors import ConfigError
 from kgshard.exchange import Exchange
 from kgshard.models.scoring import Init
@@ -186,10 +186,7 @@ class FSDPShardedEntityModel(nn.Module):
             TypeError: It is.
         """
         if isinstance(self._modules.get(ENTITIES), RowWiseShardedEmbedding):
-            raise TypeError(
-                f"cannot copy {type(self).__name__}: it holds one rank's rows and a process group;"
-                " copy state_dict()"
-            )
+            raise cannot_copy(self)
         return super().__reduce_ex__(protocol)
 
     def _sharded_table(self) -> RowWiseShardedEmbedding:

@@ -85,7 +85,7 @@ class FullSoftmax(FullLoss):
     def forward_backward(
         self, blocks: list[_Block], labels: _OwnedLabels, table: ShardedTable, scale: float
     ) -> Tensor:
-        num_rows = table.partition.num_rows
+        num_rows = table.num_rows
         local = torch.stack(self._sums(blocks, labels), dim=1)
         top, total, labelled, everything = _gather(table, local).unbind(dim=2)
         highest = top.amax(dim=0)
@@ -121,7 +121,7 @@ class FullBinaryCrossEntropy(FullLoss):
     def forward_backward(
         self, blocks: list[_Block], labels: _OwnedLabels, table: ShardedTable, scale: float
     ) -> Tensor:
-        kept, spread = 1 - self.smoothing, self.smoothing / table.partition.num_rows
+        kept, spread = 1 - self.smoothing, self.smoothing / table.num_rows
         loss = torch.zeros_like(labels.template)
         for index, block in enumerate(blocks):
             scores, (which, rows) = block.scores(), labels.inside(index)
@@ -148,8 +148,7 @@ class _FullLoss(torch.autograd.Function):
     ) -> Tensor:
         table = candidates.table
         exchange, counts = table.exchange, labels.counts
-        parts = exchange.all_to_all([queries] * exchange.world_size, counts, kind="rows")
-        everyone = torch.cat(list(parts)).requires_grad_()
+        everyone = torch.cat(exchange.all_gather(queries, counts, kind="rows")).requires_grad_()
         blocks = _blocks(everyone, candidates, rows_gradient)
         owned = _OwnedLabels(labels, table, blocks, everyone.new_zeros(len(everyone)))
         losses = loss.forward_backward(blocks, owned, table, scale)
@@ -157,7 +156,7 @@ class _FullLoss(torch.autograd.Function):
         shares = exchange.all_to_all(
             gradient.split(counts), [len(queries)] * exchange.world_size, kind="rows"
         )
-        ctx.save_for_backward(torch.stack(list(shares)).sum(dim=0))
+        ctx.save_for_backward(torch.stack(shares).sum(dim=0))
         first = sum(counts[: exchange.rank])
         return losses[first : first + len(queries)].sum()
 
@@ -269,9 +268,8 @@ class _OwnedLabels:
 
 def _gather(table: ShardedTable, local: Tensor) -> Tensor:
     """Return float32[world_size, Q, 4]: every rank's sums."""
-    exchange = table.exchange
-    counts = [len(local)] * exchange.world_size
-    return torch.stack(list(exchange.all_to_all([local] * exchange.world_size, counts, kind="sum")))
+    counts = [len(local)] * table.exchange.world_size
+    return torch.stack(table.exchange.all_gather(local, counts, kind="sum"))
 
 
 FULL_LOSSES: dict[str, type[FullLoss]] = {"softmax": FullSoftmax, "bce": FullBinaryCrossEntropy}

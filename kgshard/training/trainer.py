@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -203,7 +204,8 @@ class Trainer:
         scale, everywhere = 1 / batch.num_update_questions, None
         if isinstance(objective.loss, FullLoss):
             assert batch.labels is not None
-            candidates = Candidates(self.parameters.entities, self.model.metric, self._lift("tail"))
+            lift = partial(self.model.candidates, "tail")
+            candidates = Candidates(self.parameters.entities, self.model.metric, lift)
             loss, everywhere = objective.loss(torch.cat(queries), batch.labels, candidates, scale=scale)
         else:
             loss = self._sampled(objective.loss, batch, queries, answers, negatives) * scale
@@ -217,9 +219,6 @@ class Trainer:
             for side, part in sides:
                 loss = loss + weight * self._relation_loss(side, part, mine, anchors, answers, leaves)
         return loss, everywhere
-
-    def _lift(self, side: Side) -> Callable[[Tensor], Tensor]:
-        return lambda rows: self.model.candidates(side, rows)
 
     def _sampled(
         self,

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from kgshard.models.link import LinkModel, Side
-from kgshard.models.scoring import Scoring
 from kgshard.shards import Floats
 
 Wide = npt.NDArray[np.float64]
@@ -76,8 +75,7 @@ AS_STORED, UNIT_LENGTH = Lift(), UnitLength()
 
 def link_lift(model: LinkModel, side: Side) -> Lift:
     """Return what the queries for `side` are compared with; most models compare rows as they are."""
-    compares_rows = type(model.scoring).candidates is Scoring.candidates
-    return AS_STORED if compares_rows else Candidates(model, side)
+    return Candidates(model, side) if model.lifts else AS_STORED
 
 
 def unit_rows(rows: Wide) -> Wide:
