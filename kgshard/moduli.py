@@ -1,4 +1,6 @@
-"""Sums of complex moduli between all queries and all candidates, in torch, a slice of queries at a time.
+"""Moduli in torch, with the gradient at 0 taken as 0.
+
+Sums of complex moduli between all queries and all candidates are made a slice of queries at a time.
 
 Shape letters: B queries, N candidates, C complex coordinates, D = 2 C floats for each row.
 """
@@ -12,8 +14,35 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+_TINY = 1e-15
+"""Divides in place of smaller moduli."""
 _SLICE_NUMBERS = 1 << 20
 """Complex differences held at once: 8 MiB of float32."""
+
+
+def moduli(rows: Tensor, num_blocks: int) -> Tensor:
+    """Return float[..., D / num_blocks]: moduli of numbers stored as num_blocks blocks."""
+    result: Tensor = _Moduli.apply(rows, num_blocks)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Moduli(torch.autograd.Function):
+    """Two passes over the rows; autograd of squares, sum and root makes a dozen."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, num_blocks: int) -> Tensor:
+        first, *others = rows.square().chunk(num_blocks, dim=-1)
+        sizes = sum(others, start=first).sqrt_()
+        ctx.save_for_backward(rows, sizes)
+        return sizes
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        rows, sizes = ctx.saved_tensors
+        weights = gradient / sizes.clamp(min=_TINY)
+        by_block = rows.unflatten(-1, (rows.shape[-1] // sizes.shape[-1], -1))
+        return (by_block * weights.unsqueeze(-2)).flatten(-2), None
 
 
 def moduli_distances(queries: Tensor, candidates: Tensor) -> Tensor:
@@ -41,8 +70,7 @@ class _ModuliDistances(torch.autograd.Function):
         to_queries, to_candidates = torch.empty_like(queries), torch.zeros_like(candidates)
         for part in _slices(queries, candidates):
             real, imaginary, modulus = _differences(queries[part], candidates)
-            # The derivative of a modulus at 0 is taken as 0.
-            weights = gradient[part][..., None] / modulus.clamp_(min=1e-15)
+            weights = gradient[part][..., None] / modulus.clamp_(min=_TINY)
             pulls = torch.cat([real.mul_(weights), imaginary.mul_(weights)], dim=-1)
             to_queries[part] = pulls.sum(1)
             to_candidates -= pulls.sum(0)

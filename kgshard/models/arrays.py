@@ -41,13 +41,16 @@ def concat(parts: Sequence[Array]) -> Array:
 def blocks(array: Array, count: int) -> list[Array]:
     """Split the last axis [count * k] into `count` parts [k]."""
     width = array.shape[-1] // count
-    return [array[..., start : start + width] for start in range(0, count * width, width)]
+    if isinstance(array, np.ndarray | np.generic):
+        return [array[..., start : start + width] for start in range(0, count * width, width)]
+    # One operation to differentiate; each slice would be one, with a gradient as wide as the whole.
+    return list(array.split(width, dim=-1))
 
 
 def halves(array: Array) -> tuple[Array, Array]:
     """Split the last axis in two: real parts first, then imaginary parts."""
-    middle = array.shape[-1] // 2
-    return array[..., :middle], array[..., middle:]
+    first, second = blocks(array, 2)
+    return first, second
 
 
 def outer(x: Array, y: Array) -> Array:
@@ -74,11 +77,12 @@ def relu(array: Array) -> Array:
 
 def moduli(array: Array, num_blocks: int = 2) -> Array:
     """Return the moduli [..., D / num_blocks] of complex numbers, quaternions, ... stored as blocks."""
-    squares: Any = sum(part * part for part in blocks(array, num_blocks))
     if isinstance(array, np.ndarray):
+        squares: Any = sum(part * part for part in blocks(array, num_blocks))
         return np.sqrt(squares)
-    # The gradient of sqrt at 0 is infinite; a row of zeros must not become NaN.
-    return _namespace(array).sqrt(squares.clip(1e-30))
+    from kgshard.moduli import moduli as in_torch
+
+    return in_torch(array, num_blocks)
 
 
 def floored(array: Array, least: float) -> Array:

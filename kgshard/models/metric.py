@@ -162,8 +162,8 @@ class Moduli(L1):
         return -moduli_distances(queries, candidates)
 
     def slack(self, dim: int, query_lengths: Array, longest: float) -> Array:
-        # In torch `moduli` takes the smallest for 1e-15.
-        return super().slack(dim, query_lengths, longest) + dim * 1e-15
+        # Squares below float32's smallest number are lost: those of coordinates up to 1.1e-19.
+        return super().slack(dim, query_lengths, longest) + dim * 1e-18
 
 
 class Hyperplane(L2):

@@ -143,7 +143,7 @@ class Trainer:
         )
         gathered = torch.nn.functional.embedding(lookup.inverse, leaves.entities)
         rows = gathered.split([len(ids) for ids in wanted])
-        relations = leaves.relations[asked.inverse]
+        relations = torch.nn.functional.embedding(asked.inverse, leaves.relations)
         loss, everywhere = self._loss(batch, leaves, relations, rows[0], rows[1], rows[2:])
         loss.backward()
 
@@ -191,7 +191,7 @@ class Trainer:
     ) -> tuple[Tensor, Tensor | None]:
         """Return this rank's share of the loss, and the gradient of all rows owned here where it has all."""
         objective, mine = self.objective, batch.mine
-        sides = _sides(mine)
+        sides = self._sides(mine)
         # Apart: where the sides differ, so may the widths of their queries.
         queries = [
             self.model.queries(side, anchors[part], relations[part], leaves.shared) for side, part in sides
@@ -232,7 +232,7 @@ class Trainer:
         positives = torch.cat(
             [
                 self.model.metric.score_pairs(asked, self.model.candidates(side, answers[part]))
-                for asked, (side, part) in zip(queries, _sides(batch.mine), strict=True)
+                for asked, (side, part) in zip(queries, self._sides(batch.mine), strict=True)
             ]
         )
         total = positives.sum() * 0
@@ -243,19 +243,23 @@ class Trainer:
 
     def _scores(self, queries: list[Tensor], rows: Tensor, group: Negatives) -> Tensor:
         """Return float32[q, K]: a group's questions, those for heads first, against its K negatives' rows."""
-        heads, tails = queries
-        if group.questions is not None:
-            of_heads, of_tails = group.questions[: group.num_heads], group.questions[group.num_heads :]
-            heads, tails = heads[of_heads], tails[of_tails - len(heads)]
-        parts: list[tuple[Side, Tensor]] = [("head", heads), ("tail", tails)]
-        if not self.model.sides_differ:
-            parts = [("tail", torch.cat([heads, tails]))]
-        return torch.cat(
-            [
-                self.model.metric.score_all(asked, self.model.candidates(side, rows), exact=False)
-                for side, asked in parts
-            ]
-        )
+        if self.model.sides_differ:
+            heads, tails = queries
+            if group.questions is not None:
+                of_heads, of_tails = group.questions[: group.num_heads], group.questions[group.num_heads :]
+                heads, tails = heads[of_heads], tails[of_tails - len(heads)]
+            return torch.cat([self._score("head", heads, rows), self._score("tail", tails, rows)])
+        asked = queries[0] if len(queries) == 1 else torch.cat(queries)
+        return self._score("tail", asked if group.questions is None else asked[group.questions], rows)
+
+    def _score(self, side: Side, queries: Tensor, rows: Tensor) -> Tensor:
+        return self.model.metric.score_all(queries, self.model.candidates(side, rows), exact=False)
+
+    def _sides(self, questions: Questions) -> list[tuple[Side, slice]]:
+        """Return which questions ask for which side; with reciprocal relations all ask as for tails."""
+        if self.model.reciprocal:
+            return [("tail", slice(None))]
+        return [("head", slice(0, questions.num_heads)), ("tail", slice(questions.num_heads, None))]
 
     def _relation_loss(
         self, side: Side, part: slice, mine: Questions, anchors: Tensor, answers: Tensor, leaves: _Leaves
@@ -336,11 +340,6 @@ class _Leaves:
     entities: Tensor
     relations: Tensor
     shared: dict[str, Tensor]
-
-
-def _sides(questions: Questions) -> list[tuple[Side, slice]]:
-    """Return which questions ask for which side."""
-    return [("head", slice(0, questions.num_heads)), ("tail", slice(questions.num_heads, None))]
 
 
 def _gradient(rows: Tensor) -> Tensor:

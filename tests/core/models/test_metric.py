@@ -116,12 +116,11 @@ def test_slack_also_bounds_what_searches_multiply_out(metric: Metric, rows: tupl
     assert float(metric.constant(query[None])[0]) == pytest.approx(float(constant), rel=1e-12)
 
 
-def test_the_floor_under_moduli_is_part_of_their_slack() -> None:
-    metric, point = METRICS["moduli"], np.array([1e-11, 2e-11])
-    candidates = point.astype(np.float32)[None]
-    assert not is_beyond_float32(2, metric.lengths(point[None]), float(np.linalg.norm(point)))[0]
-    same = torch.from_numpy(candidates[0])
-    error = Fraction(float(metric.compare_pairs(same, same)))
+def test_squares_too_small_for_float32_are_part_of_the_slack_of_moduli() -> None:
+    metric, point = METRICS["moduli"], np.array([0.0, 1e-25])
+    candidates = np.zeros((1, 2), np.float32)
+    error = Fraction(float(metric.compare_pairs(torch.tensor(point, dtype=torch.float32), torch.zeros(2))))
+    error -= exact_comparison(metric, point, candidates[0])
     assert 0 < abs(error) <= slack_of(metric, point, candidates)
 
 
