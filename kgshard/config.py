@@ -41,7 +41,7 @@ class TrainConfig:
         "How heads are asked for: by inverse relations of their own, or by the model's own query.",
         choices=("reciprocal", "both-sides"),
     )
-    init_scale: float = _setting(1.0, "Factor on the spread of the model's initial values.", above=0)
+    init_scale: float = _setting(1.0, "Factor on the spread of rows' initial values; shared parameters keep theirs.", above=0)
     shard_relations: str = _setting(
         "auto",
         "Cut the relation table over ranks too; auto does beyond 1 GiB, unless relations are predicted.",
@@ -119,6 +119,10 @@ class TrainConfig:
         self._check_model()
         if self.decay == "exponential" and self.final_lr == 0:
             raise ConfigError("--decay exponential never arrives at 0; give a --final-lr > 0")
+        if self.chunk_size >= self.batch_size:
+            raise ConfigError(
+                f"--chunk-size {self.chunk_size} cuts no batch of {self.batch_size} triples; leave it out"
+            )
         changed = [declared.name for declared in fields(self) if self._differs(declared.name)]
         self.check_applies(changed)
 

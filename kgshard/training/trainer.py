@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -130,7 +131,8 @@ class Trainer:
         """Do one step; return the loss a question, averaged over the global batch, before the update.
 
         Raises:
-            NonFiniteError: The loss is NaN or infinite. Raised on every rank, before any update.
+            NonFiniteError: The loss is NaN or infinite. Raised on every rank, before any update; it names the
+                ranks whose questions they are.
         """
         table, mine = self.parameters.entities, batch.mine
         wanted = [mine.anchors, mine.answers, *(group.ids for group in batch.negatives)]
@@ -149,7 +151,7 @@ class Trainer:
 
         replicated, total = self._reduce(asked, leaves, loss.detach())
         if not torch.isfinite(total):
-            raise NonFiniteError(f"loss is {float(total)} at step {batch.step}; lower --lr")
+            self._refuse(batch, loss.detach(), float(total))
         entities = table.push(lookup, _gradient(leaves.entities))
         if everywhere is not None:
             entities = _with_rows(everywhere, entities)
@@ -157,6 +159,15 @@ class Trainer:
         if batch.is_last:
             self._update(batch.update)
         return float(total) * batch.num_update_questions / batch.num_questions
+
+    def _refuse(self, batch: Batch, own: Tensor, total: float) -> NoReturn:
+        """Say on every rank whose questions have a loss that is no number."""
+        losses = torch.cat(self.parameters.entities.exchange.all_gather(own.reshape(1), kind="sum"))
+        ranks = torch.nonzero(~torch.isfinite(losses))[:, 0].tolist()
+        whose = (
+            f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else "the sum over ranks"
+        )
+        raise NonFiniteError(f"loss is {total} at step {batch.step} ({whose}); lower --lr")
 
     def _fetch_relations(self, batch: Batch) -> _Asked:
         """Bring the relation rows of this rank's questions here, or find them here."""

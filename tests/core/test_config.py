@@ -257,6 +257,7 @@ def test_a_default_that_somebody_gave_is_refused_too_where_it_has_no_effect(name
         ),
         ({"label_smoothing": 0.1, "loss": "margin"}, "--label-smoothing has no effect here"),
         ({"decay": "exponential"}, "--decay exponential never arrives at 0; give a --final-lr > 0"),
+        ({"chunk_size": 8, "batch_size": 8}, "--chunk-size 8 cuts no batch of 8 triples; leave it out"),
         ({"model": "keci:1"}, "--model: keci takes p,q"),
     ],
 )

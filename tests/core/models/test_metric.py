@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kgshard.models.metric import METRICS, Metric, is_beyond_float32
+from kgshard.models.metric import METRICS, Metric
 
 Rows = npt.NDArray[Any]
 

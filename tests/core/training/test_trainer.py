@@ -31,8 +31,10 @@ from training_functions import (
 from worlds import ThreadWorld
 
 from kgshard.config import DEFAULTS, TrainConfig
+from kgshard.exchange import Exchange
 from kgshard.models import SCORING, find_scoring
 from kgshard.models.metric import DOT
+from kgshard.training.assemble import build_sampler
 
 EXACT = 1e-6
 WORLDS = [1, 3, 7]
@@ -223,8 +225,41 @@ def test_a_table_of_equal_rows_trains_without_nan(model: str) -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_a_loss_that_is_nan_stops_every_rank_before_any_update(world_size: int, train_type: str) -> None:
     job = random_job(model="distmult", train_type=train_type, batch_size=1000)
-    outcomes = ThreadWorld(world_size).run(step_from_nan, job, int(job.triples[0, 0]))
-    assert outcomes == [("NonFiniteError: loss is nan at step 0; lower --lr", True)] * world_size
+    bad_row = int(job.triples[0, 0])
+    outcomes = ThreadWorld(world_size).run(step_from_nan, job, bad_row)
+    users = ranks_that_score(bad_row, job, world_size)
+    words = f"NonFiniteError: loss is nan at step 0 ({users}); lower --lr"
+    assert outcomes == [(words, True)] * world_size
+
+
+def test_a_loss_that_is_nan_names_only_the_ranks_whose_it_is() -> None:
+    job = random_job(model="distmult", batch_size=1000, negatives=1)
+    everywhere = "ranks 0, 1, 2"
+    named = {row: ranks_that_score(row, job, 3) for row in range(job.num_entities)}
+    row = next(row for row, ranks in named.items() if ranks != everywhere)
+    outcomes = ThreadWorld(3).run(step_from_nan, job, row)
+    assert {words for words, _ in outcomes} == {
+        f"NonFiniteError: loss is nan at step 0 ({named[row]}); lower --lr"
+    }
+
+
+def ranks_that_score(row: int, job: Job, world_size: int) -> str:
+    """Return the ranks whose questions of step 0 meet an entity, as an error names them."""
+    batches = [
+        next(build_sampler(exchange, job.link_model, job.triples, job.config).epoch(0))
+        for exchange in ThreadWorld(world_size).run(itself)
+    ]
+    ranks = [
+        rank
+        for rank, batch in enumerate(batches)
+        if batch.labels is not None
+        or row in torch.cat([batch.mine.anchors, batch.mine.answers, *(part.ids for part in batch.negatives)])
+    ]
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def itself(exchange: Exchange) -> Exchange:
+    return exchange
 
 
 # --- accumulate

@@ -232,7 +232,9 @@ def records_of(values: list[float]) -> list[int]:
 
 
 def test_a_loss_that_is_not_finite_ends_training_with_its_step(start: Any, tmp_path: Path) -> None:
-    with pytest.raises(NonFiniteError, match=r"^loss is (nan|inf|-inf) at step [1-9][0-9]*; lower --lr$"):
+    with pytest.raises(
+        NonFiniteError, match=r"^loss is (nan|inf|-inf) at step [1-9][0-9]* \(rank 0\); lower --lr$"
+    ):
         start(optimizer="sgd", lr=1e30, epochs=50)
     with pytest.raises(kgshard.errors.RunError, match="no checkpoint yet"):
         open_run(tmp_path / "run").open_checkpoint()
