@@ -41,7 +41,9 @@ class TrainConfig:
         "How heads are asked for: by inverse relations of their own, or by the model's own query.",
         choices=("reciprocal", "both-sides"),
     )
-    init_scale: float = _setting(1.0, "Factor on the spread of rows' initial values; shared parameters keep theirs.", above=0)
+    init_scale: float = _setting(
+        1.0, "Factor on the spread of rows' initial values, not of shared parameters'.", above=0
+    )
     shard_relations: str = _setting(
         "auto",
         "Cut the relation table over ranks too; auto does beyond 1 GiB, unless relations are predicted.",
