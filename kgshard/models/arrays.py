@@ -40,11 +40,10 @@ def concat(parts: Sequence[Array]) -> Array:
 
 def blocks(array: Array, count: int) -> list[Array]:
     """Split the last axis [count * k] into `count` parts [k]."""
-    width = array.shape[-1] // count
-    if isinstance(array, np.ndarray | np.generic):
-        return [array[..., start : start + width] for start in range(0, count * width, width)]
+    if isinstance(array, np.ndarray):
+        return np.split(array, count, axis=-1)
     # One operation to differentiate; each slice would be one, with a gradient as wide as the whole.
-    return list(array.split(width, dim=-1))
+    return list(array.chunk(count, dim=-1))
 
 
 def halves(array: Array) -> tuple[Array, Array]:

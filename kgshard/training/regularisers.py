@@ -43,7 +43,7 @@ class Regulariser:
         terms = []
         if self.n3:
             sizes = self._factors(model, side, anchors, relations, answers)
-            terms.append(self.n3 * torch.stack([_CubeSum.apply(size) for size in sizes]).sum())
+            terms.append(self.n3 * torch.stack([_cube_sum(size) for size in sizes]).sum())
         if self.l2:
             terms.append(self.l2 * torch.stack([part.square().sum() for part in rows]).sum())
         if self.l3:
@@ -60,6 +60,11 @@ class Regulariser:
         return (tails if model.asks_heads(side) else heads, *between)
 
 
+def _cube_sum(sizes: Tensor) -> Tensor:
+    total: Tensor = _CubeSum.apply(sizes)  # type: ignore[no-untyped-call]
+    return total
+
+
 class _CubeSum(torch.autograd.Function):
     """sum of x³: half the passes over x that autograd of products makes."""
 
@@ -73,4 +78,5 @@ class _CubeSum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (squares,) = ctx.saved_tensors
-        return squares * (3 * gradient)
+        slope: Tensor = squares * (3 * gradient)
+        return slope
