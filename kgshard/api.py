@@ -16,7 +16,7 @@ from kgshard.files import AnyPath, write_json
 from kgshard.launch import check_nproc, run_on_ranks
 from kgshard.ranking.protocol import EvaluationSettings
 from kgshard.runs import Run, open_run
-from kgshard.start import started_run
+from kgshard.start import started_run, tell_data
 from kgshard.training.metrics_log import check_tensorboard
 
 
@@ -67,8 +67,7 @@ def train_config(
         check_tensorboard()
     with started_run(data, out, config, overwrite=overwrite) as run:
         if not quiet:
-            for line in run.dataset.info.lines():
-                print(line, file=sys.stderr)
+            tell_data(run)
         arguments = {"run": str(run.folder), "quiet": quiet, "tensorboard": tensorboard}
         result = run_on_ranks("train", arguments, nproc_per_node)
     return with_paths(result, out)

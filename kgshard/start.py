@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -96,6 +97,12 @@ def started_run(
             except UsageError:
                 _discard(place)
                 raise
+
+
+def tell_data(run: Run) -> None:
+    """Say on stderr what became of every line of the data's files."""
+    for line in run.dataset.info.lines():
+        print(line, file=sys.stderr)
 
 
 def _discard(place: Path) -> None:

@@ -20,7 +20,7 @@ from kgshard.exchange import Exchange
 from kgshard.launch import num_threads
 from kgshard.ranking.evaluation import ValidEvaluator, evaluate_on_ranks
 from kgshard.runs import Run, open_run
-from kgshard.start import started_run
+from kgshard.start import started_run, tell_data
 from kgshard.training.assemble import build_sampler, build_trainer
 from kgshard.training.metrics_log import MetricsLog, check_tensorboard
 from kgshard.training.progress import training_progress
@@ -56,6 +56,8 @@ def start_and_train_rank(
             if exchange.rank == 0:
                 started = stack.enter_context(started_run(data, out, config, overwrite=overwrite))
                 folder = str(started.folder)
+                if not quiet:
+                    tell_data(started)
         folder = exchange.gather_bytes(folder.encode())[0].decode()
         run = open_run(folder)
         exchange.share_failure(_disagreement(exchange.rank, config, run))
