@@ -40,6 +40,8 @@ _ERRORS: dict[str, type[KgshardError]] = {
     for kind in (ConfigError, DataError, RunError, ShardError, ExchangeMismatchError, NonFiniteError)
 }
 """Errors that keep their type on the way from a rank to its launcher."""
+_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
+"""Lets glibc keep what a step frees for the next step: the kernel would zero the same pages again each time."""
 _POLL_SECONDS = 0.02
 _WORDS_SECONDS = 2.0
 _GRACE_SECONDS = 5.0
@@ -100,19 +102,23 @@ def run_on_ranks(task: str, arguments: dict[str, Any], nproc: int) -> dict[str, 
 
 
 def _start(folder: Path, rank: int, world_size: int) -> subprocess.Popen[bytes]:
-    environment = os.environ | {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "KGSHARD_RENDEZVOUS": str(folder / "rendezvous"),
-        "OMP_NUM_THREADS": str(num_threads(world_size)),
-        # Ranks of one machine talk over the loopback interface, whatever its host name resolves to.
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-        # Ranks run in another folder: what is found from here must be found from there.
-        "PYTHONPATH": _absolute(os.environ.get("PYTHONPATH", "")),
-        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
-    }
+    environment = (
+        _ALLOCATOR
+        | os.environ
+        | {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(world_size),
+            "KGSHARD_RENDEZVOUS": str(folder / "rendezvous"),
+            "OMP_NUM_THREADS": str(num_threads(world_size)),
+            # Ranks of one machine talk over the loopback interface, whatever its host name resolves to.
+            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+            # Ranks run in another folder: what is found from here must be found from there.
+            "PYTHONPATH": _absolute(os.environ.get("PYTHONPATH", "")),
+            "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
+        }
+    )
     # -P, and a folder of its own: a numpy.py beside the user's data must not be imported.
     command = [sys.executable, "-P", "-m", "kgshard.rank", str(folder)]
     return subprocess.Popen(command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=_STDERR)

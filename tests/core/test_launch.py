@@ -128,6 +128,29 @@ if rank == 0:
     assert Path(first["KGSHARD_RENDEZVOUS"]).is_absolute()
 
 
+def test_ranks_keep_freed_memory_unless_the_user_says_otherwise(
+    ranks_run: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "4096")
+    ranks_run(
+        """
+import resource
+def faults(megabytes):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        bytearray(megabytes << 20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults(64)
+told = {"trim": os.environ["MALLOC_TRIM_THRESHOLD_"], "faults": faults(64)}
+(folder / "result.json").write_text(json.dumps(told))
+"""
+    )
+    assert run_on_ranks("train", {}, 1)["trim"] == "4096"
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_")
+    assert run_on_ranks("train", {}, 1)["faults"] < 1000  # of 163,840 pages
+
+
 def test_two_launches_at_once_do_not_meet(ranks_run: Script) -> None:
     """B27: the place to meet is the launch's own."""
     ranks_run(
