@@ -41,7 +41,7 @@ _ERRORS: dict[str, type[KgshardError]] = {
 }
 """Errors that keep their type on the way from a rank to its launcher."""
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
-"""Lets glibc keep what a step frees for the next step: the kernel would zero the same pages again each time."""
+"""Lets glibc keep what a step frees for the next one: the kernel would zero the same pages each time."""
 _POLL_SECONDS = 0.02
 _WORDS_SECONDS = 2.0
 _GRACE_SECONDS = 5.0
