@@ -40,6 +40,7 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/merge.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/ranking.py
+	$(BIN)/python benchmarks/time_to_quality.py
 
 # Rebuild the bundled graph from Babel's CLDR data.
 world: $(VENV)/installed
