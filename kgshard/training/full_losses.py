@@ -30,6 +30,8 @@ BLOCK_SCORES = 1 << 24
 """Scores of a block, at most: 64 MiB."""
 KEPT_SCORES = 1 << 26
 """Scores kept from the forward to the backward pass, at most: 256 MiB."""
+_DISTANCE_STEPS = 6
+"""Arrays as large as the scores that a distance makes and autograd keeps; a product needs no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +237,10 @@ class _Block:
 
 
 def _blocks(queries: Tensor, candidates: Candidates, gradient: Tensor) -> list[_Block]:
-    num_rows, num_queries = len(candidates.table.weight), max(1, len(queries))
-    size = max(1, BLOCK_SCORES // num_queries)
-    keep = num_rows * num_queries <= KEPT_SCORES
+    num_rows = len(candidates.table.weight)
+    numbers_a_row = max(1, len(queries)) * (1 if candidates.metric is DOT else _DISTANCE_STEPS)
+    size = max(1, BLOCK_SCORES // numbers_a_row)
+    keep = num_rows * numbers_a_row <= KEPT_SCORES
     starts = range(0, num_rows, size)
     blocks = [range(start, min(start + size, num_rows)) for start in starts]
     return [_Block(queries, candidates, rows, gradient, keep=keep) for rows in blocks]

@@ -231,6 +231,16 @@ def test_scores_are_made_again_only_where_they_were_not_kept(
         assert part.num_lifts == 20 * passes
 
 
+def test_a_distance_has_a_sixth_of_the_budget_because_it_keeps_its_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kgshard.training.full_losses, "BLOCK_SCORES", 3600)
+    for kept_scores, passes in ((6 * 60 * 200, 1), (6 * 60 * 200 - 1, 2)):
+        monkeypatch.setattr(kgshard.training.full_losses, "KEPT_SCORES", kept_scores)
+        for part in ThreadWorld(2).run(full_loss, crowd(FullSoftmax(), L2_NORM)):
+            assert part.num_lifts == 20 * passes
+
+
 def test_labels_of_a_hub_add_up() -> None:
     """One question that every row answers, another that one row does."""
     source = np.random.default_rng(0)
