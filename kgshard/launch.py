@@ -14,6 +14,7 @@ the others; its own words are passed on.
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -40,12 +41,21 @@ _ERRORS: dict[str, type[KgshardError]] = {
     for kind in (ConfigError, DataError, RunError, ShardError, ExchangeMismatchError, NonFiniteError)
 }
 """Errors that keep their type on the way from a rank to its launcher."""
-_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
-"""Lets glibc keep what a step frees for the next one: the kernel would zero the same pages each time."""
 _POLL_SECONDS = 0.02
 _WORDS_SECONDS = 2.0
 _GRACE_SECONDS = 5.0
 """From a polite end to SIGKILL."""
+
+
+def _allocator() -> dict[str, str]:
+    """Let glibc keep what a step frees for the next one: the kernel would zero the same pages each time.
+
+    Before 2.35 glibc refuses such a threshold, and then maps every large block anew.
+    """
+    library, version = platform.libc_ver()
+    if library != "glibc" or tuple(map(int, version.split("."))) < (2, 35):
+        return {}
+    return {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
 
 
 def num_cores() -> int:
@@ -102,23 +112,21 @@ def run_on_ranks(task: str, arguments: dict[str, Any], nproc: int) -> dict[str, 
 
 
 def _start(folder: Path, rank: int, world_size: int) -> subprocess.Popen[bytes]:
-    environment = (
-        _ALLOCATOR
-        | os.environ
-        | {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world_size),
-            "LOCAL_WORLD_SIZE": str(world_size),
-            "KGSHARD_RENDEZVOUS": str(folder / "rendezvous"),
-            "OMP_NUM_THREADS": str(num_threads(world_size)),
-            # Ranks of one machine talk over the loopback interface, whatever its host name resolves to.
-            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-            # Ranks run in another folder: what is found from here must be found from there.
-            "PYTHONPATH": _absolute(os.environ.get("PYTHONPATH", "")),
-            "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
-        }
-    )
+    environment = {
+        **_allocator(),
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "KGSHARD_RENDEZVOUS": str(folder / "rendezvous"),
+        "OMP_NUM_THREADS": str(num_threads(world_size)),
+        # Ranks of one machine talk over the loopback interface, whatever its host name resolves to.
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        # Ranks run in another folder: what is found from here must be found from there.
+        "PYTHONPATH": _absolute(os.environ.get("PYTHONPATH", "")),
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
+    }
     # -P, and a folder of its own: a numpy.py beside the user's data must not be imported.
     command = [sys.executable, "-P", "-m", "kgshard.rank", str(folder)]
     return subprocess.Popen(command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=_STDERR)

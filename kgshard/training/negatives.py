@@ -91,7 +91,8 @@ class NegativeSampler:
         if source == "degree":
             degrees = np.bincount(triples[:, [0, 2]].reshape(-1), minlength=model.num_entities)
             weights = degrees.astype(np.float64) ** _DEGREE_POWER
-            self._cumulated = np.cumsum(weights / weights.sum())
+            cumulated = np.cumsum(weights)
+            self._cumulated = cumulated / cumulated[-1]  # Ends at 1, whatever the rounding.
         elif source == "typed":
             self._pools = {side: _Pools(triples, side, relations) for side in SIDES}
 

@@ -8,7 +8,8 @@ Shape letters: q questions of this rank, K negatives, D floats an entity.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn
@@ -116,7 +117,8 @@ class Trainer:
             learning_rate: Of each update, counted from 0.
             clip_norm: Gradients longer than this, over all parameters and ranks, are scaled down to it; 0
                 leaves them.
-            max_norm: Entity rows longer than this after an update are scaled down to it; 0 leaves them.
+            max_norm: Entity rows longer than this, now or after an update, are scaled down to it; 0 leaves
+                them.
         """
         self.model = model
         self.parameters = parameters
@@ -126,13 +128,16 @@ class Trainer:
         self._clip_norm = clip_norm
         self._max_norm = max_norm
         self._pending = _Gradients()
+        if max_norm:
+            table = parameters.entities.weight
+            _shorten(table, torch.arange(len(table), device=table.device), max_norm)
 
     def step(self, batch: Batch) -> float:
         """Do one step; return the loss a question, averaged over the global batch, before the update.
 
         Raises:
-            NonFiniteError: The loss is NaN or infinite. Raised on every rank, before any update; it names the
-                ranks whose questions they are.
+            NonFiniteError: The loss or a gradient is NaN or infinite. Raised on every rank, before any
+                update; it names the ranks whose questions they are.
         """
         table, mine = self.parameters.entities, batch.mine
         wanted = [mine.anchors, mine.answers, *(group.ids for group in batch.negatives)]
@@ -149,9 +154,13 @@ class Trainer:
         loss, everywhere = self._loss(batch, leaves, relations, rows[0], rows[1], rows[2:])
         loss.backward()
 
-        replicated, total = self._reduce(asked, leaves, loss.detach())
-        if not torch.isfinite(total):
-            self._refuse(batch, loss.detach(), float(total))
+        # A sum is finite only where all its terms are.
+        slopes = [_gradient(leaf).sum() for leaf in leaves]
+        slopes += [everywhere.sum()] if everywhere is not None else []
+        own = torch.stack([loss.detach(), torch.stack(slopes).sum()])
+        replicated, (total, slope) = self._reduce(asked, leaves, own)
+        if not torch.isfinite(total + slope):
+            self._refuse(batch, own, float(total))
         entities = table.push(lookup, _gradient(leaves.entities))
         if everywhere is not None:
             entities = _with_rows(everywhere, entities)
@@ -161,13 +170,14 @@ class Trainer:
         return float(total) * batch.num_update_questions / batch.num_questions
 
     def _refuse(self, batch: Batch, own: Tensor, total: float) -> NoReturn:
-        """Say on every rank whose questions have a loss that is no number."""
-        losses = torch.cat(self.parameters.entities.exchange.all_gather(own.reshape(1), kind="sum"))
-        ranks = torch.nonzero(~torch.isfinite(losses))[:, 0].tolist()
+        """Say on every rank whose questions have a loss or gradients (`own` float[2]) that are no numbers."""
+        everyone = torch.stack(self.parameters.entities.exchange.all_gather(own, kind="sum"))
+        ranks = torch.nonzero(~torch.isfinite(everyone).all(dim=1))[:, 0].tolist()
         whose = (
             f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else "the sum over ranks"
         )
-        raise NonFiniteError(f"loss is {total} at step {batch.step} ({whose}); lower --lr")
+        what = f"loss is {total}" if not math.isfinite(total) else "a gradient is not finite"
+        raise NonFiniteError(f"{what} at step {batch.step} ({whose}); lower --lr")
 
     def _fetch_relations(self, batch: Batch) -> _Asked:
         """Bring the relation rows of this rank's questions here, or find them here."""
@@ -287,16 +297,16 @@ class Trainer:
         mine = source.random((batch.num_questions, width), "float32")[batch.mine.places]
         return torch.from_numpy((mine >= chance).astype("float32")) / (1 - chance)
 
-    def _reduce(self, asked: _Asked, leaves: _Leaves, loss: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Sum over all ranks, in one call, the gradients of what they all hold, by name, and the loss."""
+    def _reduce(self, asked: _Asked, leaves: _Leaves, own: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Sum over all ranks, in one call: gradients of what they all hold, by name, and `own` numbers."""
         replicated = dict(leaves.shared)
         if isinstance(asked.source, Tensor):
             replicated[_RELATIONS] = leaves.relations
-        flat = torch.cat([*(_gradient(leaf).reshape(-1) for leaf in replicated.values()), loss.reshape(1)])
+        flat = torch.cat([*(_gradient(leaf).reshape(-1) for leaf in replicated.values()), own])
         flat = self.parameters.entities.exchange.all_reduce(flat)
-        parts = flat.split([*(leaf.numel() for leaf in replicated.values()), 1])
-        named = zip(replicated.items(), parts, strict=False)
-        return {name: part.view_as(leaf) for (name, leaf), part in named}, flat[-1]
+        *parts, sums = flat.split([*(leaf.numel() for leaf in replicated.values()), len(own)])
+        named = zip(replicated.items(), parts, strict=True)
+        return {name: part.view_as(leaf) for (name, leaf), part in named}, sums
 
     def _update(self, update: int) -> None:
         """Apply what the steps of one update have added up."""
@@ -328,6 +338,8 @@ class Trainer:
                 gradient.mul_(factor)
 
 
+_SHORTENED_AT_ONCE = 1 << 16
+"""Rows, so that no second table is made."""
 _RELATIONS = "relation rows"
 """Stands beside the names of shared parameters, which are identifiers."""
 
@@ -352,6 +364,9 @@ class _Leaves:
     relations: Tensor
     shared: dict[str, Tensor]
 
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.entities, self.relations, *self.shared.values()))
+
 
 def _gradient(rows: Tensor) -> Tensor:
     """Return the gradient of a leaf; zeros where the loss of an empty part did not touch it."""
@@ -367,11 +382,12 @@ def _with_rows(everywhere: Tensor, some: RowGradient) -> RowGradient:
 @torch.no_grad()
 def _shorten(weight: Tensor, rows: Tensor, max_norm: float) -> None:
     """Scale the given rows of a table down where their 2-norm is beyond max_norm."""
-    values = weight[rows].float()
-    lengths = torch.linalg.vector_norm(values, dim=1, keepdim=True)
-    longer = (lengths > max_norm)[:, 0]
-    shortened = values[longer] * (max_norm / lengths[longer])
-    if weight.dtype == torch.bfloat16:
-        # Toward 0: rounded to the nearest, half of them would be too long again.
-        shortened = (shortened.view(torch.int32) & -0x10000).view(torch.float32)
-    weight[rows[longer]] = shortened.to(weight.dtype)
+    for block in rows.split(_SHORTENED_AT_ONCE):
+        values = weight[block].float()
+        lengths = torch.linalg.vector_norm(values, dim=1, keepdim=True)
+        longer = (lengths > max_norm)[:, 0]
+        shortened = values[longer] * (max_norm / lengths[longer])
+        if weight.dtype == torch.bfloat16:
+            # Toward 0: rounded to the nearest, half of them would be too long again.
+            shortened = (shortened.view(torch.int32) & -0x10000).view(torch.float32)
+        weight[block[longer]] = shortened.to(weight.dtype)

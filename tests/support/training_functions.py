@@ -110,6 +110,11 @@ def assembled(exchange: Exchange, job: Job) -> tuple[Sampler, Trainer]:
     )
 
 
+def first_tables(exchange: Exchange, job: Job) -> Tables:
+    """Return what training begins with, whole, on every rank."""
+    return tables_of(assembled(exchange, job)[1])
+
+
 def run_steps(sampler: Sampler, trainer: Trainer, num_steps: int) -> list[float]:
     """Make so many steps, over as many epochs as they take; return their losses."""
     epochs = (batch for epoch in range(num_steps) for batch in sampler.epoch(epoch))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from training_functions import Job, Tables, assembled, random_job, tables_of
+from training_functions import Job, assembled, first_tables, random_job
 from worlds import ThreadWorld
 
 import kgshard.training.assemble
@@ -20,10 +20,6 @@ from kgshard.training.assemble import shards_relations
 from kgshard.training.batches import QuestionSampler, TripleSampler
 from kgshard.training.full_losses import FullBinaryCrossEntropy, FullSoftmax
 from kgshard.training.losses import BinaryCrossEntropy, Margin, SelfAdversarial, Softmax
-
-
-def first_tables(exchange: Exchange, job: Job) -> Tables:
-    return tables_of(assembled(exchange, job)[1])
 
 
 @pytest.mark.parametrize("settings", [{}, {"shard_relations": "always"}, {"dtype": "bfloat16"}])

@@ -20,6 +20,7 @@ from training_functions import (
     Recorded,
     Tables,
     Trained,
+    first_tables,
     one_step_from,
     queries_by_place,
     random_job,
@@ -31,6 +32,7 @@ from training_functions import (
 from worlds import ThreadWorld
 
 from kgshard.config import DEFAULTS, TrainConfig
+from kgshard.errors import NonFiniteError
 from kgshard.exchange import Exchange
 from kgshard.models import SCORING, find_scoring
 from kgshard.models.metric import DOT
@@ -243,6 +245,15 @@ def test_a_loss_that_is_nan_names_only_the_ranks_whose_it_is() -> None:
     }
 
 
+@pytest.mark.parametrize("train_type", ["negative-sampling", "1vsall"])
+def test_a_gradient_that_is_infinite_stops_every_rank_even_where_the_loss_is_finite(train_type: str) -> None:
+    """Of the score h r t = 1e-10 * -1e20 * 1e20 the derivative by h is beyond float32."""
+    job = Job(np.array([[0, 0, 1]]), 3, 1, {"model": "distmult", "dim": 1, "train_type": train_type})
+    tables = Tables(np.array([[1e-10], [1e20], [0.0]]), np.array([[-1e20], [1e-30]]), {})
+    with pytest.raises(NonFiniteError, match=r"^a gradient is not finite at step 0 \(rank 0\); lower --lr$"):
+        ThreadWorld(1).run(one_step_from, job, tables)
+
+
 def ranks_that_score(row: int, job: Job, world_size: int) -> str:
     """Return the ranks whose questions of step 0 meet an entity, as an error names them."""
     batches = [
@@ -358,6 +369,15 @@ def test_bfloat16_rows_are_no_longer_than_allowed_either() -> None:
     lengths = np.linalg.norm(rows, axis=1)
     assert lengths.max() <= 1
     assert (lengths > 0.98).any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_row_is_longer_than_allowed_even_before_any_question_touched_it(dtype: str) -> None:
+    job = random_job(8, 40, model="transe", max_norm=0.5, dtype=dtype)
+    rows = ThreadWorld(2).run(first_tables, job)[0].entities
+    assert 0.49 < np.linalg.norm(rows, axis=1).max() <= 0.5 + 1e-6
+    free = ThreadWorld(1).run(first_tables, job.but(max_norm=0.0))[0].entities
+    assert np.linalg.norm(free, axis=1).max() > 0.5
 
 
 # --- learning rates
