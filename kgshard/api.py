@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +16,7 @@ from kgshard.launch import check_nproc, run_on_ranks
 from kgshard.ranking.protocol import EvaluationSettings
 from kgshard.runs import Run, open_run
 from kgshard.start import started_run, tell_data
+from kgshard.stderr import tell
 from kgshard.training.metrics_log import check_tensorboard
 
 
@@ -146,4 +146,4 @@ def _keep(path: Path, result: dict[str, Any]) -> None:
         path.parent.mkdir(exist_ok=True)
         write_json(path, result)
     except OSError as error:
-        print(f"Warning: {path} was not written: {error.strerror}", file=sys.stderr)
+        tell(f"Warning: {path} was not written: {error.strerror}")

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import socket
-import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -32,6 +31,7 @@ from kgshard.files import (
 )
 from kgshard.records import RunInfo
 from kgshard.runs import CONFIG_FILE, LATEST_FILE, LOCK_FILE, RUN_FILE, RUN_NAMES, Run, is_run, open_run
+from kgshard.stderr import tell
 
 
 def ingest(data: AnyPath, out: AnyPath, *, overwrite: bool = False) -> Dataset:
@@ -102,7 +102,7 @@ def started_run(
 def tell_data(run: Run) -> None:
     """Say on stderr what became of every line of the data's files."""
     for line in run.dataset.info.lines():
-        print(line, file=sys.stderr)
+        tell(line)
 
 
 def _discard(place: Path) -> None:

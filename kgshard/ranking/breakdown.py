@@ -73,6 +73,12 @@ class Queries:
             figures["intervals"] = {part: self._intervals(queries, ties) for part, queries in parts.items()}
         return figures
 
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Return the ends of the 95 % interval of every metric over all queries, of realistic ranks."""
+        found = self._intervals(np.arange(len(self.ranks)), "realistic")
+        assert found is not None  # A sample has two triples or more.
+        return found
+
     def _metrics(self, which: Ids, ties: str) -> dict[str, float] | None:
         return ranking_metrics(self.ranks.take(which), ties) if len(which) else None
 

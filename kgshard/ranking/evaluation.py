@@ -43,6 +43,7 @@ class Evaluator:
             raise DataError(f"{dataset.folder}: split {settings.split!r} holds no triples")
         self.num_triples = len(all_triples)
         self.triples = draw_triples(all_triples, settings)
+        self.unseen = _num_unseen(dataset, self.triples)
         known = dataset.known_triples(*settings.filters) if settings.filtered else None
         self._known = {
             side: KnownLinks(known, side, num_relations=model.num_relations) if known is not None else None
@@ -56,6 +57,27 @@ class Evaluator:
         ranker = Ranker(self.model, table, relations, shared)
         ranks = [ranker.rank(side, self.triples, known) for side, known in self._known.items()]
         return Queries(self.triples, self.settings.asked, Ranks.join(ranks), self.num_triples)
+
+    @property
+    def protocol(self) -> Protocol:
+        """How figures come about, of whatever tables."""
+        model, settings = self.model, self.settings
+        drawn = len(self.triples) < self.num_triples
+        return Protocol(
+            split=settings.split,
+            triples=len(self.triples),
+            queries=len(self.triples) * len(settings.asked),
+            candidates=model.num_entities,
+            filtered=settings.filtered,
+            filter=list(settings.filters),
+            ties=settings.ties,
+            sides=list(settings.asked),
+            head_queries="inverse relations" if model.reciprocal else "the model's own query",
+            model=f"{model.name}, dim {model.dim}",
+            split_triples=self.num_triples if drawn else None,
+            seed=settings.seed if drawn else None,
+            unseen=self.unseen,
+        )
 
 
 def draw_triples(triples: Triples, settings: EvaluationSettings) -> Triples:
@@ -93,24 +115,39 @@ class ValidEvaluator:
         settings = EvaluationSettings(split=split, sample=sample, seed=seed if sample is not None else 0)
         self._evaluator = Evaluator(model, dataset, settings)
 
-    def metrics(
+    @property
+    def protocol(self) -> str:
+        """The line that stands beside the figures."""
+        return self._evaluator.protocol.line()
+
+    def figures(
         self,
         table: ShardedTable,
         relations: ShardedTable | Tensor,
         shared: Mapping[str, Tensor] | None = None,
-    ) -> dict[str, float]:
-        """Return "mrr", "mr" and "hits@k" over both sides, realistic ranks; equal on every rank.
+    ) -> dict[str, Any]:
+        """Return how the split is ranked, over both sides, realistic ranks; equal on every rank.
 
         Args:
             table: Entities as they are now, of any float dtype.
             relations: Sharded too, or float[relation rows, relation_dim] on every rank.
             shared: The model's shared parameters, on every rank.
 
+        Returns:
+            {"valid": {"mrr", "mr", "hits@k"}}, and for a sample {"intervals": the ends of each one's 95 %
+            interval}.
+
         Raises:
             NonFiniteError, RankFailureError: A number is NaN or infinite; see `Ranker.rank`.
         """
-        found = ranking_metrics(self._evaluator.rank(table, relations, shared).ranks)
-        return {name: found[name] for name in ("mrr", "mr", *(f"hits@{k}" for k in HITS_AT))}
+        queries = self._evaluator.rank(table, relations, shared)
+        names = ("mrr", "mr", *(f"hits@{k}" for k in HITS_AT))
+        found = ranking_metrics(queries.ranks)
+        figures: dict[str, Any] = {"valid": {name: found[name] for name in names}}
+        if queries.is_estimate:
+            intervals = queries.intervals()
+            figures["intervals"] = {name: intervals[name] for name in names}
+        return figures
 
 
 def evaluate_on_ranks(
@@ -141,33 +178,15 @@ def evaluate_on_ranks(
         checkpoint = run.open_checkpoint(checkpoint_name)
         tables = _load_tables(exchange, run.dataset, checkpoint)
     queries = evaluator.rank(*tables)
-    result = {"protocol": msgspec.to_builtins(_protocol(run, checkpoint, wanted, queries))}
+    protocol = msgspec.structs.replace(
+        evaluator.protocol, step=checkpoint.step, checkpoint=checkpoint.folder.name
+    )
+    result = {"protocol": msgspec.to_builtins(protocol)}
     result |= queries.figures(np.arange(len(queries.ranks)), wanted.ties)
     if wanted.by:
         groups = {by: break_down(queries, run.dataset, by, wanted.ties) for by in dict.fromkeys(wanted.by)}
         result["by"] = groups
     return result
-
-
-def _protocol(run: Run, checkpoint: Checkpoint, settings: EvaluationSettings, queries: Queries) -> Protocol:
-    drawn = queries.is_estimate
-    return Protocol(
-        split=settings.split,
-        triples=len(queries.triples),
-        queries=len(queries.ranks),
-        candidates=run.model.num_entities,
-        filtered=settings.filtered,
-        filter=list(settings.filters),
-        ties=settings.ties,
-        sides=list(queries.sides),
-        head_queries="inverse relations" if run.model.reciprocal else "the model's own query",
-        step=checkpoint.step,
-        checkpoint=checkpoint.folder.name,
-        model=f"{run.model.name}, dim {run.model.dim}",
-        split_triples=queries.num_triples if drawn else None,
-        seed=settings.seed if drawn else None,
-        unseen=_num_unseen(run.dataset, queries.triples),
-    )
 
 
 def _num_unseen(dataset: Dataset, triples: Triples) -> int:

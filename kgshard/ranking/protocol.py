@@ -101,8 +101,8 @@ class Protocol(msgspec.Struct, frozen=True, kw_only=True):
     sides: list[Side]
     head_queries: str
     """How heads are asked for."""
-    step: int
-    """Of the checkpoint."""
+    step: int | None = None
+    """Of the checkpoint, where there is one."""
     checkpoint: str = ""
     model: str = ""
     """Its score function and dimension."""
@@ -127,9 +127,18 @@ class Protocol(msgspec.Struct, frozen=True, kw_only=True):
             f"{self.unseen:,} triples with an entity unseen in train kept",
             *([self.model] if self.model else []),
             *([self.checkpoint] if self.checkpoint else []),
-            f"step {self.step}",
+            *([f"step {self.step}"] if self.step is not None else []),
         ]
         return "; ".join(parts)
+
+
+def valid_mrr(figures: Mapping[str, Any]) -> str:
+    """Return the words of a training's evaluation, from what `ValidEvaluator.figures` returned."""
+    words = f"valid MRR {figures['valid']['mrr']:.4f}"
+    if "intervals" not in figures:
+        return words
+    low, high = figures["intervals"]["mrr"]
+    return f"{words} (ESTIMATE, 95 % interval {low:.4f} to {high:.4f})"
 
 
 def protocol_line(protocol: Mapping[str, Any]) -> str:

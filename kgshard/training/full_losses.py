@@ -26,10 +26,10 @@ from kgshard.models.metric import DOT, Metric
 from kgshard.table import ShardedTable
 from kgshard.training.batches import Labels
 
-BLOCK_SCORES = 1 << 24
-"""Scores of a block, at most: 64 MiB."""
-KEPT_SCORES = 1 << 26
-"""Scores kept from the forward to the backward pass, at most: 256 MiB."""
+BLOCK_NUMBERS = 1 << 24
+"""Numbers that a block makes, at most: 64 MiB."""
+KEPT_NUMBERS = 1 << 26
+"""Numbers kept from the forward to the backward pass, at most: 256 MiB."""
 _DISTANCE_STEPS = 6
 """Arrays as large as the scores that a distance makes and autograd keeps; a product needs no more."""
 
@@ -237,10 +237,11 @@ class _Block:
 
 
 def _blocks(queries: Tensor, candidates: Candidates, gradient: Tensor) -> list[_Block]:
-    num_rows = len(candidates.table.weight)
-    numbers_a_row = max(1, len(queries)) * (1 if candidates.metric is DOT else _DISTANCE_STEPS)
-    size = max(1, BLOCK_SCORES // numbers_a_row)
-    keep = num_rows * numbers_a_row <= KEPT_SCORES
+    num_rows, width = candidates.table.weight.shape
+    scores_a_row = len(queries) * (1 if candidates.metric is DOT else _DISTANCE_STEPS)
+    numbers_a_row = scores_a_row + 2 * width  # The row in float32, lifted or not, and its gradient.
+    size = max(1, BLOCK_NUMBERS // numbers_a_row)
+    keep = num_rows * numbers_a_row <= KEPT_NUMBERS
     starts = range(0, num_rows, size)
     blocks = [range(start, min(start + size, num_rows)) for start in starts]
     return [_Block(queries, candidates, rows, gradient, keep=keep) for rows in blocks]

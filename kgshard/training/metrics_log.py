@@ -1,7 +1,8 @@
 """What a training says about itself as it goes: RUN/metrics.jsonl, and TensorBoard's events on request.
 
 A line an epoch: {"epoch", "step", "loss", "seconds"}; a line an evaluation: {"epoch", "step", "valid":
-{"mrr", "mr", "hits@k", ...}, "seconds"}. Seconds count from the first step.
+{"mrr", "mr", "hits@k", ...}, "seconds"}, and where these are estimates their "intervals". Seconds count from
+the first step.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ class MetricsLog:
         """Record an epoch's mean loss a question."""
         self._append({"epoch": epoch, "step": step, "loss": loss}, {"loss": loss})
 
-    def evaluation(self, *, epoch: int, step: int, metrics: dict[str, float]) -> None:
-        """Record how valid triples were ranked."""
-        named = {f"valid/{name.replace('@', '_at_')}": value for name, value in metrics.items()}
-        self._append({"epoch": epoch, "step": step, "valid": metrics}, named)
+    def evaluation(self, *, epoch: int, step: int, figures: dict[str, Any]) -> None:
+        """Record how valid triples were ranked; see `ValidEvaluator.figures`."""
+        named = {f"valid/{name.replace('@', '_at_')}": value for name, value in figures["valid"].items()}
+        self._append({"epoch": epoch, "step": step, **figures}, named)
 
     def close(self) -> None:
         if self._events is not None:

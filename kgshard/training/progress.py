@@ -11,6 +11,8 @@ import rich.console
 import rich.progress
 import rich.text
 
+from kgshard.stderr import tell
+
 _PLAIN_SECONDS = 10.0
 
 
@@ -20,8 +22,8 @@ class Progress(Protocol):
     def step(self, *, epoch: int, loss: float, num_triples: int) -> None:
         """Say that `num_triples` more were trained on, in an epoch counted from 1."""
 
-    def evaluated(self, *, epoch: int, mrr: float) -> None:
-        """Say how valid triples were ranked."""
+    def say(self, line: str) -> None:
+        """Say something else, such as how valid triples were ranked."""
 
     def close(self) -> None:
         """Training is over, or failed."""
@@ -33,7 +35,7 @@ class Silent:
     def step(self, *, epoch: int, loss: float, num_triples: int) -> None:
         pass
 
-    def evaluated(self, *, epoch: int, mrr: float) -> None:
+    def say(self, line: str) -> None:
         pass
 
     def close(self) -> None:
@@ -58,16 +60,14 @@ class PlainProgress:
         if now - self._last_line >= _PLAIN_SECONDS:
             self._last_line = now
             rate = self._done / (now - self._began)
-            sys.stderr.write(
+            self.say(
                 f"epoch {epoch}/{self._num_epochs}  {100 * self._done / self._total:.0f}%  "
                 f"{rate:,.0f} triples/s  loss {self._loss:.4f}  "
-                f"{format_seconds((self._total - self._done) / rate)} left\n"
+                f"{format_seconds((self._total - self._done) / rate)} left"
             )
-            sys.stderr.flush()
 
-    def evaluated(self, *, epoch: int, mrr: float) -> None:
-        sys.stderr.write(f"epoch {epoch}/{self._num_epochs}  valid MRR {mrr:.4f}\n")
-        sys.stderr.flush()
+    def say(self, line: str) -> None:
+        tell(line)
 
     def close(self) -> None:
         pass
@@ -107,8 +107,8 @@ class LiveProgress:
         label = f"{epoch}/{self._num_epochs}"
         self._bar.update(self._task, advance=num_triples, epoch=label, loss=self._loss)
 
-    def evaluated(self, *, epoch: int, mrr: float) -> None:
-        self._bar.console.print(f"epoch {epoch}/{self._num_epochs}  valid MRR {mrr:.4f}", highlight=False)
+    def say(self, line: str) -> None:
+        self._bar.console.print(line, highlight=False)
 
     def close(self) -> None:
         self._bar.stop()
@@ -118,7 +118,7 @@ def training_progress(*, num_epochs: int, num_triples: int, quiet: bool) -> Prog
     """Return what suits stderr: a live line on a terminal, plain lines elsewhere."""
     if quiet:
         return Silent()
-    kind = LiveProgress if sys.stderr.isatty() else PlainProgress
+    kind = LiveProgress if sys.stderr is not None and sys.stderr.isatty() else PlainProgress
     return kind(num_epochs=num_epochs, num_triples=num_triples)
 
 

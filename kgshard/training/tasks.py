@@ -19,6 +19,7 @@ from kgshard.errors import ConfigError, KgshardError
 from kgshard.exchange import Exchange
 from kgshard.launch import num_threads
 from kgshard.ranking.evaluation import ValidEvaluator, evaluate_on_ranks
+from kgshard.ranking.protocol import valid_mrr
 from kgshard.runs import Run, open_run
 from kgshard.start import started_run, tell_data
 from kgshard.training.assemble import build_sampler, build_trainer
@@ -105,6 +106,10 @@ class _Training:
         self.trainer = build_trainer(exchange, run.model, config, num_updates=num_updates)
         self.evaluator = _evaluator(run, config) if config.evaluates else None
         self.best: dict[str, Any] = {}
+        """Epoch, step and figures of the best evaluation; see `ValidEvaluator.figures`."""
+        self.best_mrr = -1.0
+        self.num_triples = 0
+        """Trained on so far, repeats counted."""
         self.evaluations_since_best = 0
         self.evaluated_step = self.saved_step = self.step = 0
         self.checkpoint: Path | None = None
@@ -119,20 +124,21 @@ class _Training:
         """Train to the end, or until patience is lost; return what `kgshard train --json` prints."""
         loss, epoch = float("nan"), 0
         with closing(self.progress), closing(self.log) if self.log else nullcontext():
+            if self.evaluator:
+                self.progress.say(self.evaluator.protocol)
             for epoch in range(1, self.config.epochs + 1):
                 loss = self._epoch(epoch)
                 if self._out_of_patience:
                     break
         if self.step != self.saved_step:
             self._save(epoch, best=False)
-        rate = epoch * len(self.triples) / max(self.training_seconds, 1e-9)
-        best = {"valid": self.best} if self.best else {}
+        rate = self.num_triples / max(self.training_seconds, 1e-9)
         return {
             "run": str(self.run.folder),
             "checkpoint": str(self.checkpoint),
             "epochs": epoch,
             "seconds": time.monotonic() - self.began,
-            "metrics": {"loss": loss, "triples_per_second": rate, **best},
+            "metrics": {"loss": loss, "triples_per_second": rate, **self.best},
         }
 
     def _epoch(self, epoch: int) -> float:
@@ -143,6 +149,7 @@ class _Training:
             total, asked = total + loss * batch.num_questions, asked + batch.num_questions
             self.progress.step(epoch=epoch, loss=loss, num_triples=batch.num_triples)
             self.step = batch.step + 1
+            self.num_triples += batch.num_triples
             if batch.is_last and self._steps_are_due():
                 self.training_seconds += time.monotonic() - began
                 self._evaluate(epoch)
@@ -170,14 +177,16 @@ class _Training:
         """Rank valid triples where the rows lie; keep the parameters if they never did better."""
         assert self.evaluator is not None
         parameters = self.trainer.parameters
-        metrics = self.evaluator.metrics(parameters.entities, parameters.relations, parameters.shared)
+        figures = self.evaluator.figures(parameters.entities, parameters.relations, parameters.shared)
         if self.log:
-            self.log.evaluation(epoch=epoch, step=self.step, metrics=metrics)
-        self.progress.evaluated(epoch=epoch, mrr=metrics["mrr"])
+            self.log.evaluation(epoch=epoch, step=self.step, figures=figures)
+        self.progress.say(f"epoch {epoch}/{self.config.epochs}  {valid_mrr(figures)}")
         self.evaluated_step = self.step
         self.evaluations_since_best += 1
-        if metrics["mrr"] > self.best.get("mrr", -1.0):
-            self.best = {"epoch": epoch, "step": self.step, **metrics}
+        if figures["valid"]["mrr"] > self.best_mrr:
+            self.best_mrr = figures["valid"]["mrr"]
+            self.best = figures | {"valid": {"epoch": epoch, "step": self.step, **figures["valid"]}}
+            self.best["protocol"] = self.evaluator.protocol
             self.evaluations_since_best = 0
             self._save(epoch, best=True)
 

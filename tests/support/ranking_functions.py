@@ -123,9 +123,9 @@ def save_on_threads(
 
 def validate(
     exchange: Exchange, evaluator: ValidEvaluator, entities: Floats, relations: Floats
-) -> dict[str, float]:
-    """Return the metrics of tables that every rank was given whole."""
-    return evaluator.metrics(sharded(exchange, entities), torch.tensor(relations))
+) -> dict[str, Any]:
+    """Return the figures of tables that every rank was given whole."""
+    return evaluator.figures(sharded(exchange, entities), torch.tensor(relations))
 
 
 def evaluate_run(exchange: Exchange, folder: str, settings: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -242,12 +242,12 @@ def _over_ranks(
 
 
 def record_in_blocks(
-    exchange: Exchange, job: Job, tables: Tables, block_scores: int, kept_scores: int
+    exchange: Exchange, job: Job, tables: Tables, block_numbers: int, kept_numbers: int
 ) -> Recorded:
     """Do as `record_gradients`, in a process of its own, with other budgets for losses over all rows."""
     with (
-        patch("kgshard.training.full_losses.BLOCK_SCORES", block_scores),
-        patch("kgshard.training.full_losses.KEPT_SCORES", kept_scores),
+        patch("kgshard.training.full_losses.BLOCK_NUMBERS", block_numbers),
+        patch("kgshard.training.full_losses.KEPT_NUMBERS", kept_numbers),
     ):
         return record_gradients(exchange, job, tables)
 

@@ -28,7 +28,7 @@ from kgshard.exchange import Exchange, SingleExchange
 from kgshard.models.link import SIDES
 from kgshard.ranking.evaluation import ValidEvaluator, draw_triples
 from kgshard.ranking.metrics import TIES
-from kgshard.ranking.protocol import EvaluationSettings
+from kgshard.ranking.protocol import EvaluationSettings, protocol_line
 from kgshard.runs import BEST_FILE, Run, checkpoint_name
 
 Triple = tuple[str, str, str]
@@ -399,8 +399,17 @@ def test_in_training_the_figures_are_those_of_an_evaluation_on_valid(
     found = ThreadWorld(world_size).run(validate, evaluator, *tables)
     assert all(outcome == found[0] for outcome in found)
     drawn = {} if sample is None else {"sample": sample, "seed": 2}
-    expected = evaluated(tied, split="valid", **drawn)["metrics"]
-    assert found[0] == {name: expected[name] for name in ("mrr", "mr", "hits@1", "hits@3", "hits@10")}
+    expected = evaluated(tied, split="valid", **drawn)
+    names = ("mrr", "mr", "hits@1", "hits@3", "hits@10")
+    assert found[0]["valid"] == {name: expected["metrics"][name] for name in names}
+    assert ("intervals" in found[0]) == (sample is not None)
+    if sample is not None:
+        assert found[0]["intervals"] == {name: expected["intervals"]["metrics"][name] for name in names}
+    said = protocol_line(expected["protocol"])
+    assert (
+        said
+        == f"{evaluator.protocol}; {expected['protocol']['checkpoint']}; step {expected['protocol']['step']}"
+    )
 
 
 def test_an_evaluator_follows_its_tables_and_takes_shared_parameters(tmp_path: Path) -> None:
@@ -413,19 +422,19 @@ def test_an_evaluator_follows_its_tables_and_takes_shared_parameters(tmp_path: P
     live = {name: torch.tensor(values) for name, values in shared.items()}
     entities, relations = random_tables(run, 20)
     table = sharded(SingleExchange(), entities)
-    first = evaluator.metrics(table, torch.tensor(relations), live)
+    first = evaluator.figures(table, torch.tensor(relations), live)["valid"]
     assert first.items() <= evaluated(run, split="valid")["metrics"].items()
     live["core"].copy_(torch.tensor(shared_tables(run, 21)["core"]))
-    second = evaluator.metrics(table, torch.tensor(relations), live)
+    second = evaluator.figures(table, torch.tensor(relations), live)["valid"]
     table.weight.zero_()
-    assert first != second != evaluator.metrics(table, torch.tensor(relations), live)
+    assert first != second != evaluator.figures(table, torch.tensor(relations), live)["valid"]
 
 
 def test_an_evaluator_of_test_filters_test_too(tmp_path: Path) -> None:
     run = ranked_run(tmp_path, GRAPH | {"test": [("e9", "r", "e2"), ("e9", "r", "e3")]})
     table = sharded(SingleExchange(), run.checkpoint.entities.read(range(10)))
     relations = torch.ones(run.model.num_relation_rows, 4)
-    found = valid_evaluator(run, split="test").metrics(table, relations)
+    found = valid_evaluator(run, split="test").figures(table, relations)["valid"]
     assert found["mrr"] == evaluated(run)["metrics"]["mrr"]
 
 
@@ -435,6 +444,6 @@ def test_bfloat16_tables_in_training_rank_as_their_checkpoint_does(tmp_path: Pat
     entities, relations = (torch.tensor(table).bfloat16() for table in random_tables(run, 22))
     table = sharded(SingleExchange(), entities.float().numpy())
     table.weight = entities
-    found = valid_evaluator(run).metrics(table, relations)
+    found = valid_evaluator(run).figures(table, relations)["valid"]
     save_on_threads(run, 2, entities.float().numpy(), relations.float().numpy())
     assert found.items() <= evaluated(run, split="valid")["metrics"].items()

@@ -37,14 +37,14 @@ EXACT = 1e-6
 MODELS = ("complex", "transe", "mure", "tucker")
 """An inner product, a distance, a model with candidates of its own, and one with shared parameters."""
 SMOOTHED: list[FullLoss] = [FullSoftmax(0.1), FullBinaryCrossEntropy(0.1)]
-BUDGETS = {"whole": (1 << 24, 1 << 26), "blocks kept": (40, 1 << 26), "blocks scored again": (40, 0)}
-"""BLOCK_SCORES and KEPT_SCORES: at most 40 scores are one or two rows of a block here."""
+BUDGETS = {"whole": (1 << 24, 1 << 26), "blocks kept": (60, 1 << 26), "blocks scored again": (60, 0)}
+"""BLOCK_NUMBERS and KEPT_NUMBERS: at most 60 numbers are one or two rows of a block here."""
 
 
 def set_budget(monkeypatch: pytest.MonkeyPatch, budget: str) -> None:
-    block_scores, kept_scores = BUDGETS[budget]
-    monkeypatch.setattr(kgshard.training.full_losses, "BLOCK_SCORES", block_scores)
-    monkeypatch.setattr(kgshard.training.full_losses, "KEPT_SCORES", kept_scores)
+    block_numbers, kept_numbers = BUDGETS[budget]
+    monkeypatch.setattr(kgshard.training.full_losses, "BLOCK_NUMBERS", block_numbers)
+    monkeypatch.setattr(kgshard.training.full_losses, "KEPT_NUMBERS", kept_numbers)
 
 
 # --- a whole step: every row's gradient, relations and shared parameters
@@ -202,13 +202,13 @@ def crowd(loss: FullLoss, metric: Metric) -> FullLossCase:
 def test_no_rank_makes_questions_times_entities(
     monkeypatch: pytest.MonkeyPatch, loss: FullLoss, metric: Metric
 ) -> None:
-    """Blocks of 600 scores are ten rows; the largest tensors are the rows owned here, and blocks."""
+    """Blocks of 680 numbers are ten rows, or one; the largest tensors are the rows owned here, and blocks."""
     asked = crowd(loss, metric)
     num_labels = 2 * len(asked.labels)
-    monkeypatch.setattr(kgshard.training.full_losses, "BLOCK_SCORES", 600)
-    monkeypatch.setattr(kgshard.training.full_losses, "KEPT_SCORES", 0)
+    monkeypatch.setattr(kgshard.training.full_losses, "BLOCK_NUMBERS", 680)
+    monkeypatch.setattr(kgshard.training.full_losses, "KEPT_NUMBERS", 0)
     for part in ThreadWorld(2).run(full_loss, asked):
-        assert part.largest <= max(200 * 4, 2 * 60 * 4, num_labels, 600) < 60 * 200
+        assert part.largest <= max(200 * 4, 2 * 60 * 4, num_labels, 680) < 60 * 200
 
 
 def test_the_largest_tensor_is_seen() -> None:
@@ -218,25 +218,25 @@ def test_the_largest_tensor_is_seen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "kept_scores", "passes"),
-    [(FullSoftmax(), 60 * 200, 1), (FullSoftmax(), 60 * 200 - 1, 2), (FullBinaryCrossEntropy(), 0, 1)],
+    ("loss", "kept_numbers", "passes"),
+    [(FullSoftmax(), 68 * 200, 1), (FullSoftmax(), 68 * 200 - 1, 2), (FullBinaryCrossEntropy(), 0, 1)],
 )
 def test_scores_are_made_again_only_where_they_were_not_kept(
-    monkeypatch: pytest.MonkeyPatch, loss: FullLoss, kept_scores: int, passes: int
+    monkeypatch: pytest.MonkeyPatch, loss: FullLoss, kept_numbers: int, passes: int
 ) -> None:
-    """A binary cross-entropy needs no normaliser, so one pass."""
-    monkeypatch.setattr(kgshard.training.full_losses, "BLOCK_SCORES", 600)
-    monkeypatch.setattr(kgshard.training.full_losses, "KEPT_SCORES", kept_scores)
+    """A row has 60 scores, 4 floats and their gradient. Binary cross-entropy takes one pass."""
+    monkeypatch.setattr(kgshard.training.full_losses, "BLOCK_NUMBERS", 680)
+    monkeypatch.setattr(kgshard.training.full_losses, "KEPT_NUMBERS", kept_numbers)
     for part in ThreadWorld(2).run(full_loss, crowd(loss, DOT)):
         assert part.num_lifts == 20 * passes
 
 
-def test_a_distance_has_a_sixth_of_the_budget_because_it_keeps_its_steps(
+def test_a_distance_counts_its_scores_six_times_because_it_keeps_its_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kgshard.training.full_losses, "BLOCK_SCORES", 3600)
-    for kept_scores, passes in ((6 * 60 * 200, 1), (6 * 60 * 200 - 1, 2)):
-        monkeypatch.setattr(kgshard.training.full_losses, "KEPT_SCORES", kept_scores)
+    monkeypatch.setattr(kgshard.training.full_losses, "BLOCK_NUMBERS", 3680)
+    for kept_numbers, passes in ((368 * 200, 1), (368 * 200 - 1, 2)):
+        monkeypatch.setattr(kgshard.training.full_losses, "KEPT_NUMBERS", kept_numbers)
         for part in ThreadWorld(2).run(full_loss, crowd(FullSoftmax(), L2_NORM)):
             assert part.num_lifts == 20 * passes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from worlds import ThreadWorld
 import kgshard.api
 from kgshard.config import TrainConfig
 from kgshard.errors import ConfigError, DataError, NonFiniteError
+from kgshard.ranking.protocol import valid_mrr
 from kgshard.runs import Checkpoint, Run, open_run
 
 SETTINGS: dict[str, Any] = {
@@ -57,9 +59,9 @@ def start(here: None, graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     # Threads that wait for each other take long where other tests run beside these.
     monkeypatch.setattr("kgshard.training.tasks.num_threads", lambda _: 1)
 
-    def call(name: str = "run", **settings: Any) -> tuple[dict[str, Any], Run]:
+    def call(name: str = "run", *, quiet: bool = True, **settings: Any) -> tuple[dict[str, Any], Run]:
         config = TrainConfig.from_dict(SETTINGS | settings)
-        result = kgshard.api.train_config(graph, tmp_path / name, config, quiet=True)
+        result = kgshard.api.train_config(graph, tmp_path / name, config, quiet=quiet)
         return result, open_run(tmp_path / name)
 
     return call
@@ -133,7 +135,9 @@ def test_the_result_names_the_run_the_best_checkpoint_and_its_metrics(start: Any
     assert result["checkpoint"] == str(run.open_checkpoint("best").folder)
     assert result["epochs"] == 6
     metrics = result["metrics"]
-    assert set(metrics) == {"loss", "triples_per_second", "valid"}
+    assert set(metrics) == {"loss", "triples_per_second", "valid", "protocol"}
+    protocol = r"valid: all [0-9]+ triples, .*; filtered by train\+valid; realistic ranks; "
+    assert re.match(protocol, metrics["protocol"])
     assert metrics["loss"] == lines(run, "loss")[-1]["loss"]
     assert metrics["triples_per_second"] > 0
     [best] = [line for line in lines(run, "valid") if line["step"] == metrics["valid"]["step"]]
@@ -186,6 +190,20 @@ def test_a_sampled_evaluation_ranks_as_many_triples_and_the_same_ones(start: Any
     assert found[0] == found[1] != found[2]
     estimate = kgshard.api.evaluate(run, split="valid", sample=3, checkpoint="latest")
     assert estimate["metrics"]["mrr"] == found[0][-1]
+    last = lines(run, "valid")[-1]
+    assert last["intervals"]["mrr"] == list(estimate["intervals"]["metrics"]["mrr"])
+    assert not any("intervals" in line for line in lines(full, "valid"))
+
+
+def test_a_sampled_evaluation_is_called_an_estimate(start: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    result, run = start(eval_every=6, eval="sampled", eval_sample=3, quiet=False)
+    [line] = lines(run, "valid")
+    low, high = line["intervals"]["mrr"]
+    words = f"valid MRR {line['valid']['mrr']:.4f} (ESTIMATE, 95 % interval {low:.4f} to {high:.4f})"
+    said = capsys.readouterr().err
+    assert f"epoch 6/6  {words}\n" in said
+    assert "valid: ESTIMATE from 3 of " in said
+    assert valid_mrr(result["metrics"]) == words
 
 
 # --- when it stops

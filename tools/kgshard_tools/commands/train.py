@@ -11,6 +11,7 @@ import click
 
 from kgshard.config import DEFAULTS, TrainConfig, option, parse_setting, read_settings
 from kgshard.launch import is_rank
+from kgshard.ranking.protocol import valid_mrr
 from kgshard_tools.commands.output import Output, nproc_option, output_options
 
 _GROUPS = {
@@ -135,7 +136,8 @@ def _say(result: dict[str, Any], output: Output) -> None:
         [
             f"{result['epochs']} epochs in {result['seconds']:.1f} s, "
             f"{metrics['triples_per_second']:,.0f} triples/s, loss {metrics['loss']:.4f}",
-            *([f"best valid MRR {best['mrr']:.4f} after epoch {best['epoch']}"] if best else []),
+            *([metrics["protocol"]] if best else []),
+            *([f"best {valid_mrr(metrics)} after epoch {best['epoch']}"] if best else []),
             result["checkpoint"],
             f"next: kgshard evaluate {result['run']}",
         ],
