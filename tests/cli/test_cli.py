@@ -15,14 +15,14 @@ import click
 import numpy as np
 import pytest
 import torch
-from graphs import make_run, ring, tree
+from graphs import make_run, ring, tree, write_graph
 from kgshard_tools.cli import COMMANDS, cli, run
 
 import kgshard.api
 from kgshard.models import SCORING
 from kgshard.models.link import LinkModel
 from kgshard.rank import run_task
-from kgshard.runs import Run
+from kgshard.runs import Run, open_run
 
 ROOT = Path(__file__).parents[2]
 KGSHARD = [sys.executable, "-m", "kgshard"]
@@ -301,6 +301,17 @@ def test_a_closed_stream_does_not_matter(finished: Run, tmp_path: Path, stream: 
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert out.is_file()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("redirect", ["2>&-", "2>&1 >/dev/null | true"])
+def test_training_goes_on_where_nobody_reads_what_it_says(tmp_path: Path, redirect: str) -> None:
+    graph = write_graph(tmp_path / "graph", [(f"e{i}", "next", f"e{(i + 1) % 8}") for i in range(8)])
+    call = ["train", str(graph), "-o", str(tmp_path / "run"), "--epochs", "1", "--dim", "4", "--json"]
+    script = f'"$@" {redirect}'
+    done = subprocess.run(["sh", "-c", script, "sh", *KGSHARD, *call], capture_output=True, check=False)
+    assert done.stderr == b""
+    assert open_run(tmp_path / "run").open_checkpoint().step > 0
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(finished: Run) -> None:
