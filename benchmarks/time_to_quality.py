@@ -18,11 +18,36 @@ import tempfile
 import tomllib
 from pathlib import Path
 
+import torch
 from common import emit, median, real_graph, run_command
 from training import product_rate
 
+from kgshard.data.dataset import SPLITS
+from kgshard.exchange import SingleExchange
+from kgshard.known import KnownLinks
+from kgshard.models.link import SIDES
+from kgshard.partition import RowPartition
+from kgshard.ranking.metrics import Ranks, ranking_metrics
+from kgshard.ranking.ranker import Ranker
+from kgshard.runs import Run, open_run
+from kgshard.table import ShardedTable
+
 TRAIN_TRIPLES = 272_115
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+
+
+def mrr_filtered_by_all(run: Run) -> float:
+    """Return the MRR of valid with test filtered too, which kgshard itself never does."""
+    checkpoint, dataset = run.open_checkpoint(), run.dataset
+    rows, relations = (
+        torch.from_numpy(table.read(range(table.num_rows)))
+        for table in (checkpoint.entities, checkpoint.relations)
+    )
+    table = ShardedTable(rows, RowPartition(len(rows), 1), SingleExchange())
+    known, triples = dataset.known_triples(*SPLITS), dataset.triples("valid")
+    links = {side: KnownLinks(known, side, num_relations=dataset.num_relations) for side in SIDES}
+    ranks = [Ranker(run.model, table, relations).rank(side, triples, links[side]) for side in SIDES]
+    return ranking_metrics(Ranks.join(ranks))["mrr"]
 
 
 def main() -> None:
@@ -49,7 +74,7 @@ def main() -> None:
                 cost, stdout = run_command(train)
                 seconds.append(cost.seconds)
             result = json.loads(stdout)
-            _, evaluated = run_command([*kgshard, "evaluate", f"{folder}/run", "--split", "valid", "--json"])
+            filtered_by_all = mrr_filtered_by_all(open_run(f"{folder}/run"))
         floor = 3 * 2 * epochs * TRAIN_TRIPLES * recipe["negatives"] * recipe["dim"] / median(rates)
         emit(
             "validation MRR of FB15k-237 after so many seconds",
@@ -57,7 +82,7 @@ def main() -> None:
             ranks=options.ranks,
             seconds=median(seconds),
             mrr=result["metrics"]["valid"]["mrr"],
-            mrr_filtered_by_all=json.loads(evaluated)["metrics"]["mrr"],
+            mrr_filtered_by_all=filtered_by_all,
             floor_seconds=floor,
             floor_ratio=median(seconds) / floor,
         )
