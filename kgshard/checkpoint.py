@@ -124,17 +124,27 @@ def _non_finite(
     run: Run, table: ShardedTable, relations: ShardedTable | Tensor, shared: Mapping[str, Tensor]
 ) -> NonFiniteError | None:
     """Return the error of this rank's first row that is not finite, or None."""
-    for block, rows in enumerate(table.weight.detach().split(_BLOCK_ROWS)):
-        finite = torch.isfinite(rows).all(dim=1)
-        if not finite.all():
-            entity = table.rows.start + block * _BLOCK_ROWS + int(finite.long().argmin())
-            label = run.dataset.entities[entity]
-            return NonFiniteError(f"entity {entity} ({label!r}) {_NOT_FINITE}")
-    if not torch.isfinite(held_rows(relations)).all():
-        return NonFiniteError(f"a relation {_NOT_FINITE}")
+    entity = _first_non_finite(table.weight)
+    if entity is not None:
+        entity += table.rows.start
+        return NonFiniteError(f"entity {entity} ({run.dataset.entities[entity]!r}) {_NOT_FINITE}")
+    row = _first_non_finite(held_rows(relations))
+    if row is not None:
+        row += relations.rows.start if isinstance(relations, ShardedTable) else 0
+        # An inverse relation's row comes as far behind its relation's.
+        label = run.dataset.relations[row % len(run.dataset.relations)]
+        return NonFiniteError(f"relation row {row} ({label!r}) {_NOT_FINITE}")
     for name, values in shared.items():
         if not torch.isfinite(values).all():
             return NonFiniteError(f"shared parameter {name!r} {_NOT_FINITE}")
+    return None
+
+
+def _first_non_finite(weight: Tensor) -> int | None:
+    for block, rows in enumerate(weight.detach().split(_BLOCK_ROWS)):
+        finite = torch.isfinite(rows).all(dim=1)
+        if not finite.all():
+            return block * _BLOCK_ROWS + int(finite.long().argmin())
     return None
 
 

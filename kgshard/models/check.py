@@ -20,7 +20,8 @@ def check_formula(model: LinkModel) -> None:
 
     Raises:
         ConfigError: It fails on numpy rows, scores are not finite or of the wrong shape, a score depends on
-            what else is asked, or its parameters have no usable names or sizes.
+            what else is asked or on which of its queries asks, it has too few factors, or its parameters have
+            no usable names or sizes.
     """
     scoring = model.scoring
     try:
@@ -61,6 +62,16 @@ def _check_side(model: LinkModel, side: Side, shared: Mapping[str, Any]) -> None
         alone = _scores(model, side, anchors[part], relations[part], answers[part], shared)
         if not np.allclose(alone, together[part], rtol=1e-9, atol=1e-9):
             raise ConfigError(f"a triple scores {alone[0]:.6g} alone and {together[row]:.6g} among others")
+    num_factors = len(model.factors(side, anchors, relations, answers))
+    if num_factors < 2:
+        raise ConfigError(f"factors returns {num_factors} arrays, expected head's and tail's at least")
+    if model.scoring.has_relation_queries:
+        queries = model.relation_queries(side, anchors, answers, shared)
+        by_relation = np.asarray((queries * relations).sum(axis=-1))
+        if not np.allclose(by_relation, together, rtol=1e-9, atol=1e-9):
+            raise ConfigError(
+                f"a triple scores {by_relation[0]:.6g} by query_relations and {together[0]:.6g} without it"
+            )
 
 
 def _scores(

@@ -37,6 +37,12 @@ BAD = {
         "def shared_init(self, dim): return {'a/b': SharedInit((2,), Init('normal', 1.0))}",
         "shared parameter 'a/b'",
     ),
+    "one factor": ("def factors(self, h, r, t): return (abs(h * r * t),)", "factors returns 1 arrays"),
+    "another query for relations": (
+        "has_relation_queries = True\n    def query_relations(self, h, t): return h + t",
+        "by query_relations and .* without it",
+    ),
+    "no query for relations": ("has_relation_queries = True", "has no query for relations"),
     "an empty shape": (
         "def shared_init(self, dim): return {'a': SharedInit((), Init('normal', 1.0))}",
         "holds nothing",
