@@ -72,6 +72,11 @@ class LinkModel:
         return type(self.scoring).candidates is not Scoring.candidates
 
     @property
+    def roles_differ(self) -> bool:
+        """Whether a row's sizes in the score are others for heads than for tails, or not its magnitudes."""
+        return type(self.scoring).factors is not Scoring.factors
+
+    @property
     def sides_differ(self) -> bool:
         """Whether queries for heads and for tails are compared with different candidates."""
         return not self.reciprocal and self.lifts

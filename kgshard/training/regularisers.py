@@ -1,5 +1,7 @@
 """Penalties on the rows that a batch's questions use. All are sums over questions.
 
+A row is looked at once, however many questions use it: that is most of them, on graphs with hubs.
+
 n3   sum of cubed magnitudes of the three factors (Lacroix et al., 2018)
 l2   sum of squares            l3   sum of absolute cubes, coordinate by coordinate
 """
@@ -17,6 +19,29 @@ from kgshard.models.link import LinkModel, Side
 
 
 @dataclass(frozen=True, slots=True)
+class UsedRows:
+    """Distinct rows, and how often questions use each of them."""
+
+    rows: Tensor
+    """float[U, width]."""
+    uses: tuple[Tensor, ...]
+    """float[U] each: in each of their roles."""
+
+    @property
+    def total(self) -> Tensor:
+        """float[U]: in all roles together."""
+        return torch.stack(self.uses).sum(dim=0)
+
+    @staticmethod
+    def of(rows: Tensor, *places: Tensor) -> UsedRows:
+        """Return those of rows [n, width] that are used, from where in them (int64[q]), role by role."""
+        uses = torch.stack([torch.bincount(where, minlength=len(rows)) for where in places])
+        used = uses.sum(dim=0).nonzero()[:, 0]
+        chosen = torch.nn.functional.embedding(used, rows)
+        return UsedRows(chosen, tuple(uses[:, used].to(rows.dtype)))
+
+
+@dataclass(frozen=True, slots=True)
 class Regulariser:
     """Weighted penalties, each question's share of the loss."""
 
@@ -27,56 +52,61 @@ class Regulariser:
     def __bool__(self) -> bool:
         return bool(self.n3 or self.l2 or self.l3)
 
-    def __call__(
-        self, model: LinkModel, side: Side, anchors: Tensor, relations: Tensor, answers: Tensor | None
-    ) -> Tensor:
+    def __call__(self, model: LinkModel, side: Side, entities: UsedRows, relations: UsedRows) -> Tensor:
         """Return the penalty of questions about one side.
 
         Args:
             model: Knows its rows' magnitudes.
             side: What is asked for.
-            anchors: float[q, dim].
-            relations: float[q, relation_dim].
-            answers: float[q, dim]; None where all entities are candidates and none is the question's own.
+            entities: Used as anchors, and as answers: never, where all entities are candidates and none is
+                the question's own.
+            relations: Used as such.
         """
-        rows = [anchors, relations] if answers is None else [anchors, relations, answers]
+        everything = (entities, relations)
         terms = []
         if self.n3:
-            sizes = self._factors(model, side, anchors, relations, answers)
-            terms.append(self.n3 * torch.stack([_cube_sum(size) for size in sizes]).sum())
+            cubes = [_cubes(sizes, uses) for sizes, uses in _factors(model, side, entities, relations)]
+            terms.append(self.n3 * torch.stack(cubes).sum())
         if self.l2:
-            terms.append(self.l2 * torch.stack([part.square().sum() for part in rows]).sum())
+            squares = [used.total @ used.rows.square().sum(dim=1) for used in everything]
+            terms.append(self.l2 * torch.stack(squares).sum())
         if self.l3:
-            terms.append(self.l3 * torch.stack([part.abs().pow(3).sum() for part in rows]).sum())
+            terms.append(
+                self.l3 * torch.stack([_cubes(used.rows.abs(), used.total) for used in everything]).sum()
+            )
         return torch.stack(terms).sum()
 
-    def _factors(
-        self, model: LinkModel, side: Side, anchors: Tensor, relations: Tensor, answers: Tensor | None
-    ) -> tuple[Tensor, ...]:
-        if answers is not None:
-            return model.factors(side, anchors, relations, answers)
-        # Models may leave the relation free.
-        heads, *between, tails = model.factors(side, anchors, relations, anchors)
-        return (tails if model.asks_heads(side) else heads, *between)
+
+def _factors(
+    model: LinkModel, side: Side, entities: UsedRows, relations: UsedRows
+) -> list[tuple[Tensor, Tensor]]:
+    """Return sizes [U, n] and how often they are used, float[U], of each factor of the score."""
+    if not model.roles_differ:
+        magnitudes = model.scoring.magnitudes
+        return [(magnitudes(used.rows), used.total) for used in (entities, relations)]
+    head, *between, tail = model.factors(side, entities.rows, relations.rows, entities.rows)
+    as_anchor, as_answer = entities.uses
+    ends = (as_answer, as_anchor) if model.asks_heads(side) else (as_anchor, as_answer)
+    # Models may leave the relation free.
+    return [(head, ends[0]), *((sizes, relations.total) for sizes in between), (tail, ends[1])]
 
 
-def _cube_sum(sizes: Tensor) -> Tensor:
-    total: Tensor = _CubeSum.apply(sizes)  # type: ignore[no-untyped-call]
+def _cubes(sizes: Tensor, uses: Tensor) -> Tensor:
+    total: Tensor = _Cubes.apply(sizes, uses)  # type: ignore[no-untyped-call]
     return total
 
 
-class _CubeSum(torch.autograd.Function):
-    """sum of x³: half the passes over x that autograd of products makes."""
+class _Cubes(torch.autograd.Function):
+    """sum of u x³ over rows used u times: half the passes over x that autograd of products makes."""
 
     @staticmethod
-    def forward(ctx: Any, sizes: Tensor) -> Tensor:
+    def forward(ctx: Any, sizes: Tensor, uses: Tensor) -> Tensor:
         squares = sizes.square()
-        ctx.save_for_backward(squares)
-        return (squares * sizes).sum()
+        ctx.save_for_backward(squares, uses)
+        return (squares * sizes).sum(dim=1) @ uses
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (squares,) = ctx.saved_tensors
-        slope: Tensor = squares * (3 * gradient)
-        return slope
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        squares, uses = ctx.saved_tensors
+        return squares * (uses * (3 * gradient))[:, None], None

@@ -27,7 +27,7 @@ from kgshard.training.batches import Batch, Questions
 from kgshard.training.full_losses import Candidates, FullLoss
 from kgshard.training.losses import SampledLoss
 from kgshard.training.negatives import Negatives
-from kgshard.training.regularisers import Regulariser
+from kgshard.training.regularisers import Regulariser, UsedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +152,9 @@ class Trainer:
         rows = gathered.split([len(ids) for ids in wanted])
         relations = torch.nn.functional.embedding(asked.inverse, leaves.relations)
         loss, everywhere = self._loss(batch, leaves, relations, rows[0], rows[1], rows[2:])
+        if self.objective.regulariser:
+            places = [*lookup.inverse.split([len(ids) for ids in wanted])[:2], asked.inverse]
+            loss = loss + self._penalty(batch, leaves, *places)
         loss.backward()
 
         # A sum is finite only where all its terms are.
@@ -230,16 +233,22 @@ class Trainer:
             loss, everywhere = objective.loss(torch.cat(queries), batch.labels, candidates, scale=scale)
         else:
             loss = self._sampled(objective.loss, batch, queries, answers, negatives) * scale
-        if objective.regulariser:
-            for side, part in sides:
-                targets = answers[part] if len(answers) else None
-                penalty = objective.regulariser(self.model, side, anchors[part], relations[part], targets)
-                loss = loss + scale * penalty
         if objective.relation_prediction:
             weight = objective.relation_prediction * scale
             for side, part in sides:
                 loss = loss + weight * self._relation_loss(side, part, mine, anchors, answers, leaves)
         return loss, everywhere
+
+    def _penalty(
+        self, batch: Batch, leaves: _Leaves, anchors: Tensor, answers: Tensor, relations: Tensor
+    ) -> Tensor:
+        """Return this rank's share of the regularisers; ids are places among the leaves' rows."""
+        terms = []
+        for side, part in self._sides(batch.mine):
+            entities = UsedRows.of(leaves.entities, anchors[part], answers[part])
+            asked = UsedRows.of(leaves.relations, relations[part])
+            terms.append(self.objective.regulariser(self.model, side, entities, asked))
+        return torch.stack(terms).sum() / batch.num_update_questions
 
     def _sampled(
         self,

@@ -9,7 +9,7 @@ from rank_functions import Floats
 from torch import Tensor
 
 from kgshard.models.link import SIDES, LinkModel, Side
-from kgshard.training.regularisers import Regulariser
+from kgshard.training.regularisers import Regulariser, UsedRows
 
 
 def model(name: str = "complex", *, reciprocal: bool = True) -> LinkModel:
@@ -28,7 +28,16 @@ def penalty(
     regulariser: Regulariser, shape: LinkModel, side: Side, rows: tuple[Floats, ...], *, answered: bool = True
 ) -> float:
     anchors, relations, answers = (torch.tensor(part) for part in rows)
-    return regulariser(shape, side, anchors, relations, answers if answered else None).item()
+    return regulariser(shape, side, *used(anchors, relations, answers, answered=answered)).item()
+
+
+def used(
+    anchors: Tensor, relations: Tensor, answers: Tensor, *, answered: bool = True
+) -> tuple[UsedRows, UsedRows]:
+    """Return rows that were each used once."""
+    first, second = torch.arange(len(anchors)), torch.arange(len(answers)) + len(anchors)
+    entities = UsedRows.of(torch.cat([anchors, answers]), first, second[: len(second) * answered])
+    return entities, UsedRows.of(relations, torch.arange(len(relations)))
 
 
 def moduli(row: Floats) -> Floats:
@@ -98,6 +107,19 @@ def test_without_an_answer_of_its_own_a_question_has_two_rows() -> None:
     assert found == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("name", ["complex", "cp", "mure"])
+@pytest.mark.parametrize("side", SIDES)
+def test_a_row_that_several_questions_use_counts_as_often(name: str, side: Side) -> None:
+    shape = model(name, reciprocal=False)
+    anchors, relations, answers = (torch.tensor(part) for part in draw(shape))
+    entities = torch.cat([anchors, answers])
+    asked, found, by = torch.tensor([[0, 0, 7, 3], [7, 5, 0, 3], [1, 1, 1, 2]])
+    regulariser = Regulariser(n3=0.3, l2=0.2, l3=0.1)
+    together = regulariser(shape, side, UsedRows.of(entities, asked, found), UsedRows.of(relations, by))
+    rows = (entities[asked].numpy(), relations[by].numpy(), entities[found].numpy())
+    assert together.item() == pytest.approx(penalty(regulariser, shape, side, rows), rel=1e-12)
+
+
 @pytest.mark.parametrize("answered", [True, False])
 def test_no_questions_cost_nothing(answered: bool) -> None:
     rows = draw(model(), number=0)
@@ -107,7 +129,7 @@ def test_no_questions_cost_nothing(answered: bool) -> None:
 def test_gradients_at_zero_are_zero() -> None:
     """A cube has a derivative there, though the absolute value in it has none."""
     parts: list[Tensor] = [torch.zeros(2, 6, requires_grad=True) for _ in range(3)]
-    Regulariser(n3=1, l2=1, l3=1)(model(), "tail", *parts).backward()  # type: ignore[no-untyped-call]
+    Regulariser(n3=1, l2=1, l3=1)(model(), "tail", *used(*parts)).backward()  # type: ignore[no-untyped-call]
     assert all(part.grad is not None and bool((part.grad == 0).all()) for part in parts)
 
 
