@@ -20,7 +20,7 @@ def run(tmp_path: Path) -> Path:
     folder = begin_run(tmp_path / "n$\\foo$", [("a", "r", "b")]).folder
     log = MetricsLog(folder)
     log.epoch(epoch=1, step=10, loss=3.0)
-    log.evaluation(epoch=2, step=15, metrics=METRICS)
+    log.evaluation(epoch=2, step=15, figures={"valid": METRICS})
     log.epoch(epoch=2, step=20, loss=2.0)
     log.close()
     return folder
@@ -70,7 +70,7 @@ def test_tensorboard_reads_the_same_values(tmp_path: Path) -> None:
 
     log = MetricsLog(tmp_path, tensorboard=True)
     log.epoch(epoch=1, step=10, loss=3.0)
-    log.evaluation(epoch=1, step=10, metrics=METRICS)
+    log.evaluation(epoch=1, step=10, figures={"valid": METRICS})
     log.close()
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(10, 3.0)]
