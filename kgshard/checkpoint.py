@@ -126,14 +126,11 @@ def _non_finite(
     """Return the error of this rank's first row that is not finite, or None."""
     entity = _first_non_finite(table.weight)
     if entity is not None:
-        entity += table.rows.start
-        return NonFiniteError(f"entity {entity} ({run.dataset.entities[entity]!r}) {_NOT_FINITE}")
+        return NonFiniteError(f"{run.dataset.entities.row_name(entity + table.rows.start)} {_NOT_FINITE}")
     row = _first_non_finite(held_rows(relations))
     if row is not None:
         row += relations.rows.start if isinstance(relations, ShardedTable) else 0
-        # An inverse relation's row comes as far behind its relation's.
-        label = run.dataset.relations[row % len(run.dataset.relations)]
-        return NonFiniteError(f"relation row {row} ({label!r}) {_NOT_FINITE}")
+        return NonFiniteError(f"{run.dataset.relations.row_name(row)} {_NOT_FINITE}")
     for name, values in shared.items():
         if not torch.isfinite(values).all():
             return NonFiniteError(f"shared parameter {name!r} {_NOT_FINITE}")

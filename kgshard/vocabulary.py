@@ -82,6 +82,15 @@ class Vocabulary(Sequence[str]):
     def __contains__(self, label: object) -> bool:
         return isinstance(label, str) and self.find(label) is not None
 
+    def row_name(self, row: int) -> str:
+        """Name a row of the table of these labels, as errors do: "entity 3 ('Austria')".
+
+        Args:
+            row: Of a relation table also an inverse's, which comes as far behind its relation's.
+        """
+        what = "entity" if self.kind == "entity" else "relation row"
+        return f"{what} {row} ({self[row % len(self)]!r})"
+
     def find(self, label: str) -> int | None:
         """Return the id of `label`, or None where there is no such label."""
         if not isinstance(label, str):

@@ -226,9 +226,7 @@ def _read(
 ) -> Tensor:
     row = find_non_finite(stored, rows)
     if row is not None:
-        what = f"entity {row}" if labels.kind == "entity" else f"relation row {row}"
-        label = labels[row % len(labels)]  # An inverse relation's row comes as far behind its relation's.
-        raise NonFiniteError(f"{checkpoint.folder}: {what} ({label!r}) is not finite")
+        raise NonFiniteError(f"{checkpoint.folder}: {labels.row_name(row)} is not finite")
     return _tensor(exchange, stored.read(rows))
 
 
