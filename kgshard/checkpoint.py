@@ -6,9 +6,11 @@ tables and, last, the manifest; the folder is synced and renamed into place; LAT
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -28,32 +30,58 @@ from kgshard.files import (
     write_json,
     write_text,
 )
-from kgshard.records import FileInfo, Manifest, PieceInfo, TableInfo
+from kgshard.records import FileInfo, Manifest, OptimizerInfo, PieceInfo, TableInfo
 from kgshard.runs import (
     BEST_FILE,
     CHECKPOINT_NAME,
     LATEST_FILE,
     MANIFEST_FILE,
+    OPTIMIZER,
+    OPTIMIZER_FILE,
     RELATION_FILE,
     SHARED_FILE,
+    SHARED_OPTIMIZER_FILE,
     Run,
     checkpoint_name,
     open_run,
     shard_name,
+    state_name,
 )
-from kgshard.shards import ENTITIES, RELATIONS, TABLE_DTYPES, header_bytes, sharding_metadata, write_blocks
+from kgshard.shards import ENTITIES, RELATIONS, STORED_DTYPES, header_bytes, sharding_metadata, write_blocks
 from kgshard.table import ShardedTable, held_rows
 
-_DTYPE_NAMES = {getattr(torch, name): stored for stored, (_, name) in TABLE_DTYPES.items()}
+_DTYPE_NAMES = {getattr(torch, name): stored for stored, (_, name) in STORED_DTYPES.items()}
 _BLOCK_ROWS = 16384
 _NOT_FINITE = "is not finite; no checkpoint was written; lower --lr"
 
 
-class _Shard(msgspec.Struct, frozen=True):
-    """What one rank wrote."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerState:
+    """What the next step needs to know besides the parameters, as one rank holds it."""
 
-    piece: PieceInfo
+    name: str
+    """A name of kgshard.config.OPTIMIZER_NAMES."""
+    num_steps: int
+    entities: Mapping[str, Tensor]
+    """By the name of what it is, one row for each row of the entity table that this rank holds."""
+    relations: Mapping[str, Tensor]
+    """The same of the relation table."""
+    shared: Mapping[str, Mapping[str, Tensor]]
+    """Of each parameter that all rows share, equal on every rank."""
+
+
+class _Shard(msgspec.Struct, frozen=True):
+    """A file that one rank wrote, and which rows of which tables are in it."""
+
+    name: str
     file: FileInfo
+    pieces: dict[str, PieceInfo]
+    dtypes: dict[str, str]
+    dims: dict[str, int]
+
+
+_Held = Mapping[str, tuple[Tensor, range]]
+"""Tables by name: float[rows, ...], and which global rows they are."""
 
 
 def save_checkpoint(
@@ -62,6 +90,7 @@ def save_checkpoint(
     relations: ShardedTable | Tensor,
     shared: Mapping[str, Tensor] | None = None,
     *,
+    optimizer: OptimizerState | None = None,
     step: int,
     epoch: int,
     best: bool = False,
@@ -73,6 +102,7 @@ def save_checkpoint(
         table: This rank's entity rows.
         relations: Sharded too, or float[relation rows, relation_dim] equal on every rank.
         shared: The parameters that all rows share, float32, equal on every rank.
+        optimizer: Its state, in files of its own; None leaves it out.
         step: Batches trained on.
         epoch: Epochs finished.
         best: It did better on valid than every checkpoint before. Checkpoints that are neither the
@@ -87,7 +117,7 @@ def save_checkpoint(
     folder = run.folder / "checkpoints" / checkpoint_name(step)
     exchange.share_failure(_non_finite(run, table, relations, shared))
     with exchange.patiently():  # Disks may take longer than a step ever does.
-        _save(run, folder, table, relations, shared, step=step, epoch=epoch, best=best)
+        _save(run, folder, table, relations, shared, optimizer, step=step, epoch=epoch, best=best)
     return folder
 
 
@@ -97,6 +127,7 @@ def _save(
     table: ShardedTable,
     relations: ShardedTable | Tensor,
     shared: Mapping[str, Tensor],
+    optimizer: OptimizerState | None,
     *,
     step: int,
     epoch: int,
@@ -105,19 +136,50 @@ def _save(
     exchange = table.exchange
     temporary = _shared_temporary(exchange, folder)
     try:
-        shards = {ENTITIES: _write_shards(temporary, ENTITIES, table)}
+        shards = _write_shards(temporary, ENTITIES, {ENTITIES: (table.weight, table.rows)}, exchange)
+        sharded, replicated = _state_tables(table, relations, optimizer)
         if isinstance(relations, ShardedTable):
-            shards[RELATIONS] = _write_shards(temporary, RELATIONS, relations)
+            held = {RELATIONS: (relations.weight, relations.rows)}
+            shards += _write_shards(temporary, RELATIONS, held, exchange)
+        if sharded:
+            shards += _write_shards(temporary, OPTIMIZER, sharded, exchange)
         with exchange.sharing_failure(OSError, RunError):
             if exchange.rank == 0:
-                files = _write_whole(temporary, shards, relations, shared)
-                manifest = _manifest(run, table, relations, shards, files, shared, step=step, epoch=epoch)
+                if isinstance(relations, Tensor):
+                    held = {RELATIONS: (relations, range(len(relations)))}
+                    shards.append(_write_shard(temporary, RELATION_FILE, held))
+                if replicated:
+                    shards.append(_write_shard(temporary, OPTIMIZER_FILE, replicated))
+                files = _write_shared(temporary, shared, optimizer)
+                manifest = _manifest(
+                    run, exchange.world_size, shards, files, shared, optimizer, step=step, epoch=epoch
+                )
                 _finish(run, temporary, folder, manifest)
                 _point(run, folder, best=best)
     except BaseException:
         if exchange.rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _state_tables(
+    table: ShardedTable, relations: ShardedTable | Tensor, optimizer: OptimizerState | None
+) -> tuple[_Held, _Held]:
+    """Return optimizer state that every rank has its rows of, and state that every rank has whole."""
+    if optimizer is None:
+        return {}, {}
+    entities = _state_rows(ENTITIES, optimizer.entities, table.rows)
+    if isinstance(relations, ShardedTable):
+        return {**entities, **_state_rows(RELATIONS, optimizer.relations, relations.rows)}, {}
+    return entities, _state_rows(RELATIONS, optimizer.relations, range(len(relations)))
+
+
+def _state_rows(table: str, state: Mapping[str, Tensor], rows: range) -> _Held:
+    """Name state as tensors [rows, C]; a number a row is a column."""
+    return {
+        state_name(table, name): (values.reshape(len(rows), math.prod(values.shape[1:])), rows)
+        for name, values in state.items()
+    }
 
 
 def _non_finite(
@@ -145,11 +207,11 @@ def _first_non_finite(weight: Tensor) -> int | None:
     return None
 
 
-def _write_shards(folder: Path, tensor_name: str, table: ShardedTable) -> list[_Shard]:
-    """Let every rank write its own shard; return all of them, in rank order, on every rank."""
-    exchange = table.exchange
+def _write_shards(folder: Path, table: str, held: _Held, exchange: Exchange) -> list[_Shard]:
+    """Let every rank write a file of its rows; return what all wrote, in rank order, on every rank."""
     with exchange.sharing_failure(OSError):
-        shard = _write_shard(folder, tensor_name, table)
+        name = shard_name(exchange.rank, exchange.world_size, table)
+        shard = _write_shard(folder, name, held, rank=exchange.rank)
     gathered = exchange.gather_bytes(msgspec.json.encode(shard))
     return [msgspec.json.decode(text, type=_Shard) for text in gathered]
 
@@ -165,18 +227,26 @@ def _shared_temporary(exchange: Exchange, folder: Path) -> Path:
     return folder.parent / exchange.gather_bytes(temporary.name.encode())[0].decode()
 
 
-def _write_shard(folder: Path, tensor_name: str, table: ShardedTable) -> _Shard:
-    rank, rows = table.exchange.rank, table.rows
-    name = shard_name(rank, table.exchange.world_size, tensor_name)
-    metadata = sharding_metadata(tensor_name, rows.start)
-    size, digest = _write_tensors(folder / name, {tensor_name: table.weight}, metadata)
-    return _Shard(PieceInfo(name, rank, (rows.start, rows.stop)), FileInfo(size, digest))
+def _write_shard(folder: Path, name: str, held: _Held, *, rank: int = 0) -> _Shard:
+    metadata = sharding_metadata({table: rows.start for table, (_, rows) in held.items()})
+    written = _write_tensors(folder / name, {table: values for table, (values, _) in held.items()}, metadata)
+    pieces = {table: PieceInfo(name, rank, (rows.start, rows.stop)) for table, (_, rows) in held.items()}
+    dtypes = {table: _DTYPE_NAMES[values.dtype] for table, (values, _) in held.items()}
+    return _Shard(
+        name,
+        FileInfo(*written),
+        pieces,
+        dtypes,
+        {table: values.shape[1] for table, (values, _) in held.items()},
+    )
 
 
 def _write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
 ) -> tuple[int, str]:
     """Write a safetensors file; return its bytes and SHA-256."""
+    # Wide numbers first, as the safetensors package has it: so all lie where they can be mapped.
+    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
     described = {name: (_DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
     header = header_bytes(described, metadata or {})
     with path.open("xb") as file:
@@ -194,50 +264,67 @@ def _blocks(header: bytes, tensors: Iterable[Tensor]) -> Iterator[bytes | memory
             yield memoryview(raw.reshape(-1))
 
 
-def _write_whole(
-    folder: Path,
-    shards: dict[str, list[_Shard]],
-    relations: ShardedTable | Tensor,
-    shared: Mapping[str, Tensor],
+def _write_shared(
+    folder: Path, shared: Mapping[str, Tensor], optimizer: OptimizerState | None
 ) -> dict[str, FileInfo]:
-    """Write what exists once, on rank 0; add it to `shards`. Return all files of the checkpoint."""
-    if isinstance(relations, Tensor):
-        path = folder / RELATION_FILE
-        written = _write_tensors(path, {RELATIONS: relations}, sharding_metadata(RELATIONS, 0))
-        shards[RELATIONS] = [_Shard(PieceInfo(path.name, 0, (0, len(relations))), FileInfo(*written))]
-    files = {shard.piece.file: shard.file for table in shards.values() for shard in table}
-    if shared:
-        files[SHARED_FILE] = FileInfo(*_write_tensors(folder / SHARED_FILE, shared))
-    return files
+    """Write the parameters that all rows share, and their optimizer's state."""
+    state = _shared_state(optimizer)
+    return {
+        name: FileInfo(*_write_tensors(folder / name, tensors))
+        for name, tensors in ((SHARED_FILE, shared), (SHARED_OPTIMIZER_FILE, state))
+        if tensors
+    }
+
+
+def _shared_state(optimizer: OptimizerState | None) -> dict[str, Tensor]:
+    of_each = optimizer.shared if optimizer is not None else {}
+    return {
+        state_name(name, part): values for name, state in of_each.items() for part, values in state.items()
+    }
 
 
 def _manifest(
     run: Run,
-    table: ShardedTable,
-    relations: ShardedTable | Tensor,
-    shards: dict[str, list[_Shard]],
-    files: dict[str, FileInfo],
+    world_size: int,
+    shards: list[_Shard],
+    files: Mapping[str, FileInfo],
     shared: Mapping[str, Tensor],
+    optimizer: OptimizerState | None,
     *,
     step: int,
     epoch: int,
 ) -> Manifest:
-    num_relation_rows = relations.num_rows if isinstance(relations, ShardedTable) else len(relations)
+    tables = _tables(shards)
+    state = {name: tables.pop(name) for name in list(tables) if name not in (ENTITIES, RELATIONS)}
+    shapes = {name: list(values.shape) for name, values in _shared_state(optimizer).items()}
     return Manifest(
         format="kgshard.checkpoint/1",
         run_id=run.info.id,
         vocabulary_sha256=run.dataset.vocabulary_sha256,
         step=step,
         epoch=epoch,
-        world_size=table.exchange.world_size,
+        world_size=world_size,
         model=run.model.to_dict(),
-        tables={
-            ENTITIES: _table_info(table.weight, table.num_rows, shards[ENTITIES]),
-            RELATIONS: _table_info(held_rows(relations), num_relation_rows, shards[RELATIONS]),
-        },
-        files=files,
+        tables=tables,
+        files={**{shard.name: shard.file for shard in shards}, **files},
         shared={name: list(values.shape) for name, values in shared.items()},
+        optimizer=(
+            OptimizerInfo(optimizer.name, optimizer.num_steps, state, shapes)
+            if optimizer is not None
+            else None
+        ),
     )
+
+
+def _tables(shards: list[_Shard]) -> dict[str, TableInfo]:
+    """Put together what is known of each table from the files that hold its rows, in row order."""
+    tables: dict[str, TableInfo] = {}
+    for shard in shards:
+        for name, piece in shard.pieces.items():
+            before = tables[name].pieces if name in tables else []
+            shape = (piece.rows[1], shard.dims[name])
+            tables[name] = TableInfo(shard.dtypes[name], shape, [*before, piece])
+    return tables
 
 
 def _finish(run: Run, temporary: Path, folder: Path, manifest: Manifest) -> None:
@@ -268,8 +355,3 @@ def _belongs(folder: Path, run: Run) -> bool:
     except (OSError, ValueError):
         return False
     return bool(CHECKPOINT_NAME.fullmatch(folder.name)) and manifest.run_id == run.info.id
-
-
-def _table_info(tensor: Tensor, num_rows: int, shards: list[_Shard]) -> TableInfo:
-    pieces = [shard.piece for shard in shards]
-    return TableInfo(_DTYPE_NAMES[tensor.dtype], (num_rows, tensor.shape[1]), pieces)

@@ -99,6 +99,7 @@ class TrainConfig:
     dtype: str = _setting("float32", "Of tables and optimizer state.", choices=("float32", "bfloat16"))
     rounding: str = _setting("stochastic", "How results become bfloat16.", choices=("stochastic", "nearest"))
     seed: int = _setting(0, "Fixes initial values, shuffles, negatives and rounding.", at_least=0)
+    save_optimizer: bool = _setting(True, "Keep optimizer state in checkpoints, to go on from.")
     eval_every: int = _setting(0, "Epochs between evaluations on valid; 0 is never.", at_least=0)
     eval_steps: int = _setting(0, "Steps between evaluations on valid; 0 is never.", at_least=0)
     eval: str = _setting(

@@ -14,7 +14,7 @@ import os
 import shutil
 import socket
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, overload
@@ -25,6 +25,7 @@ from kgshard.errors import RunError
 
 TEMPORARY_PREFIX = ".kgshard-tmp-"
 _BLOCK_BYTES = 1 << 22
+_COPIED_AT_ONCE = 1 << 24
 
 AnyPath = str | os.PathLike[str]
 """A path as users give it: text, a Path, or an object that stands for its folder, as a Run does."""
@@ -145,13 +146,11 @@ def check_replaceable(out: Path, *, ours: bool, names: Iterable[str], what: str)
         return
     if not ours and (not out.is_dir() or any(out.iterdir())):
         raise RunError(f"{out}: exists and is not {what}; choose another folder")
-    patterns = [name.split("/") for name in names]
+    patterns = list(names)
     for path in _files_below(out):
-        parts = path.relative_to(out).parts
-        if not any(_matches(parts, pattern) for pattern in patterns):
-            raise RunError(
-                f"{out}: holds {'/'.join(parts)!r}, which kgshard did not write; choose another folder"
-            )
+        name = path.relative_to(out).as_posix()
+        if not matches_any(name, patterns):
+            raise RunError(f"{out}: holds {name!r}, which kgshard did not write; choose another folder")
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
@@ -163,8 +162,13 @@ def _files_below(folder: Path) -> Iterator[Path]:
                 yield Path(parent, name)
 
 
-def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    return len(parts) == len(pattern) and all(map(fnmatch.fnmatchcase, parts, pattern))
+def matches_any(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a relative path fits one of some patterns; * stands for no slash."""
+    parts = name.split("/")
+    return any(
+        len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
+        for wanted in (pattern.split("/") for pattern in patterns)
+    )
 
 
 def swap_directory(temporary: Path, path: Path) -> None:
@@ -236,27 +240,48 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def copy_bytes(source: BinaryIO, offset: int, length: int, target: BinaryIO) -> None:
+def copy_bytes(
+    source: BinaryIO,
+    offset: int,
+    length: int,
+    target: BinaryIO,
+    advance: Callable[[int], None] = lambda num_bytes: None,
+) -> None:
     """Append `length` bytes of `source`, from `offset` on, to `target`.
 
     The kernel copies where the file systems allow it (`copy_file_range`), so no byte passes through
-    this process; elsewhere blocks of 4 MiB do. Memory does not depend on `length`.
+    this process, or only shares what both files hold; elsewhere blocks of 4 MiB do. Memory does not
+    depend on `length`. `advance` is told how many bytes more are copied.
 
     Raises:
         EOFError: `source` ends early.
     """
     target.flush()
+    position = target.tell()
     while length:
-        copied = _copy_block(source, offset, length, target)
+        os.posix_fadvise(source.fileno(), offset + _COPIED_AT_ONCE, _COPIED_AT_ONCE, os.POSIX_FADV_WILLNEED)
+        copied = _copy_block(source, offset, min(length, _COPIED_AT_ONCE), target)
         if copied == 0:
             raise EOFError(f"{source.name}: ends {length} bytes early")
+        start_writeback(target, position, copied)
         offset += copied
+        position += copied
         length -= copied
+        advance(copied)
+
+
+def start_writeback(file: BinaryIO, position: int, length: int) -> None:
+    """Let the disk begin with what was written to a file, which will be synced in the end anyway.
+
+    So the disk works while the next bytes are copied or computed. Advice that pages are no longer needed
+    does that, and drops none of them, for they are not on the disk yet.
+    """
+    os.posix_fadvise(file.fileno(), position, length, os.POSIX_FADV_DONTNEED)
 
 
 def _copy_block(source: BinaryIO, offset: int, length: int, target: BinaryIO) -> int:
     try:
-        copied = os.copy_file_range(source.fileno(), target.fileno(), min(length, 1 << 30), offset)
+        copied = os.copy_file_range(source.fileno(), target.fileno(), length, offset)
     except OSError:
         block = os.pread(source.fileno(), min(length, _BLOCK_BYTES), offset)
         copied = 0

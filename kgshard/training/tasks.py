@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kgshard.api import with_paths
-from kgshard.checkpoint import save_checkpoint
+from kgshard.checkpoint import OptimizerState, save_checkpoint
 from kgshard.config import TrainConfig
 from kgshard.distributed import choose_device, joined_exchange
 from kgshard.errors import ConfigError, KgshardError
@@ -202,6 +202,7 @@ class _Training:
             parameters.entities,
             parameters.relations,
             parameters.shared,
+            optimizer=self._optimizer_state() if self.config.save_optimizer else None,
             step=self.step,
             epoch=finished,
             best=best,
@@ -210,6 +211,16 @@ class _Training:
         # What opens the run opens its best checkpoint.
         if best or not self.best:
             self.checkpoint = folder
+
+    def _optimizer_state(self) -> OptimizerState:
+        optimizers = self.trainer.optimizers
+        return OptimizerState(
+            name=self.config.optimizer,
+            num_steps=optimizers.entities.num_steps,
+            entities=optimizers.entities.state(),
+            relations=optimizers.relations.state(),
+            shared={name: optimizer.state() for name, optimizer in optimizers.shared.items()},
+        )
 
 
 def _evaluator(run: Run, config: TrainConfig) -> ValidEvaluator:

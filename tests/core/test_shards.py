@@ -264,7 +264,7 @@ def test_a_table_of_another_kind_of_number_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_is_laid_out_as_documented(tmp_path: Path) -> None:
-    header = header_bytes({ENTITIES: ("F32", (2, 3))}, sharding_metadata(ENTITIES, 5))
+    header = header_bytes({ENTITIES: ("F32", (2, 3))}, sharding_metadata({ENTITIES: 5}))
     length = int.from_bytes(header[:8], "little")
     assert len(header) == 8 + length
     assert len(header) % 8 == 0
@@ -300,7 +300,7 @@ def stored_table(
             write_blocks(
                 file,
                 [
-                    header_bytes({"w": (dtype, tuple(rows.shape))}, sharding_metadata("w", start)),
+                    header_bytes({"w": (dtype, tuple(rows.shape))}, sharding_metadata({"w": start})),
                     raw_bytes(rows),
                 ],
             )

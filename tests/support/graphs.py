@@ -20,7 +20,7 @@ from runs import begun_run
 from safetensors.numpy import save_file
 from worlds import ThreadWorld
 
-from kgshard.checkpoint import save_checkpoint
+from kgshard.checkpoint import OptimizerState, save_checkpoint
 from kgshard.config import TrainConfig
 from kgshard.exchange import Exchange
 from kgshard.partition import RowPartition
@@ -77,6 +77,8 @@ def make_run(
     world_size: int = 1,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    state: bool = False,
+    shard_relations: bool = False,
     **settings: Any,
 ) -> Run:
     """Make folder/run with one checkpoint at step 1.
@@ -89,6 +91,8 @@ def make_run(
         world_size: Ranks that write the shards.
         dtype: dtype of the tables on disk.
         seed: Fixes the values that are drawn.
+        state: Save optimizer state too, of numbers that tell rows apart; see `optimizer_state`.
+        shard_relations: Let every rank write relation rows of its own.
         **settings: See TrainConfig.
     """
     run = begin_run(folder, train, valid, test, **settings)
@@ -99,8 +103,25 @@ def make_run(
         relations = source.standard_normal((model.num_relation_rows, model.relation_dim))
     inits = model.scoring.shared_init(model.dim)
     shared = {name: source.standard_normal(how.shape) for name, how in inits.items()}
-    save_tables(run, entities, relations, shared, world_size=world_size, dtype=dtype)
+    save_tables(
+        run,
+        entities,
+        relations,
+        shared,
+        world_size=world_size,
+        dtype=dtype,
+        state=state,
+        shard_relations=shard_relations,
+    )
     return run
+
+
+def optimizer_state(table: str, rows: range, dim: int) -> dict[str, torch.Tensor]:
+    """Return what Adam with a step count a row might hold of some rows of a table."""
+    numbers = torch.arange(rows.start, rows.stop, dtype=torch.float32)[:, None] + torch.linspace(0, 0.5, dim)
+    numbers = numbers + 1000 * (table == RELATIONS)
+    steps = torch.arange(rows.start, rows.stop, dtype=torch.int32) + 7
+    return {"exp_avg": numbers, "exp_avg_sq": (numbers**2).bfloat16(), "row_steps": steps}
 
 
 def save_tables(
@@ -113,6 +134,8 @@ def save_tables(
     step: int = 1,
     best: bool = False,
     dtype: torch.dtype = torch.float32,
+    state: bool = False,
+    shard_relations: bool = False,
 ) -> Path:
     """Write a checkpoint on `world_size` ranks; return its folder. `best` keeps it beside later ones."""
     tables = [torch.from_numpy(np.array(table, np.float32)).to(dtype) for table in (entities, relations)]
@@ -121,7 +144,9 @@ def save_tables(
     }
     # Training saves no table that is not finite; a test may, to see who notices.
     with patch("kgshard.checkpoint._non_finite", return_value=None):
-        folders = ThreadWorld(world_size).run(_save, run, *tables, for_all, step, best)
+        folders = ThreadWorld(world_size).run(
+            _save, run, *tables, for_all, step, best, state, shard_relations
+        )
     folder: Path = folders[0]
     return folder
 
@@ -134,11 +159,38 @@ def _save(
     shared: Mapping[str, torch.Tensor],
     step: int,
     best: bool,
+    state: bool,
+    shard_relations: bool,
 ) -> Path:
     partition = RowPartition(len(entities), exchange.world_size)
     rows = partition.rows_of(exchange.rank)
     table = ShardedTable(entities[rows.start : rows.stop].clone(), partition, exchange)
-    return save_checkpoint(run, table, relations, shared, step=step, epoch=1, best=best)
+    held: torch.Tensor | ShardedTable = relations
+    relation_rows = range(len(relations))
+    if shard_relations:
+        partition = RowPartition(len(relations), exchange.world_size)
+        relation_rows = partition.rows_of(exchange.rank)
+        held = ShardedTable(relations[relation_rows.start : relation_rows.stop].clone(), partition, exchange)
+    optimizer = OptimizerState(
+        name="adam-rowstep",
+        num_steps=3,
+        entities=optimizer_state(ENTITIES, rows, entities.shape[1]),
+        relations=optimizer_state(RELATIONS, relation_rows, relations.shape[1]),
+        shared={
+            name: {"exp_avg": values + 1, "row_steps": torch.ones(1, dtype=torch.int32)}
+            for name, values in shared.items()
+        },
+    )
+    return save_checkpoint(
+        run,
+        table,
+        held,
+        shared,
+        optimizer=optimizer if state else None,
+        step=step,
+        epoch=1,
+        best=best,
+    )
 
 
 def write_sparse_checkpoint(run: Run, *, num_shards: int) -> Path:

@@ -53,13 +53,14 @@ def _settings(command: Callable[..., None]) -> Callable[..., None]:
 def _option(declared: Field[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     spelling, default = option(declared.name), declared.default
     is_flag = isinstance(default, bool)
+    shown = ("on" if default else "off") if is_flag else default
     return click.option(
         f"{spelling}/--no-{spelling[2:]}" if is_flag else spelling,
         declared.name,
         type=None if is_flag else type(default),
         default=None,
         metavar="|".join(declared.metadata["choices"]) or None,
-        help=f"{declared.metadata['help']}  [default: {'off' if is_flag else default}]",
+        help=f"{declared.metadata['help']}  [default: {shown}]",
     )
 
 
