@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -11,13 +12,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from graphs import ENTITIES, RELATIONS, begin_run, make_run, ring, save_tables, tree, write_sparse_checkpoint
+from graphs import (
+    ENTITIES,
+    RELATIONS,
+    begin_run,
+    make_run,
+    optimizer_state,
+    ring,
+    save_tables,
+    tree,
+    write_sparse_checkpoint,
+)
 from kgshard_tools.merge import merge_shards
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch_file
 
-from kgshard.errors import RunError, ShardError
+from kgshard.errors import ConfigError, RunError, ShardError
 from kgshard.runs import Run
 from kgshard.shards import ITEM_BYTES, read_header
 
@@ -88,7 +99,7 @@ def test_the_default_is_a_model_folder_with_labels_and_config(tmp_path: Path) ->
     run = make_run(tmp_path, ring(5), dim=2, world_size=2, model="distmult")
     written = merge_shards(run.folder)
     folder = run.folder / "model"
-    names = ["config.json", "entities.parquet", "model.safetensors", "relations.parquet"]
+    names = ["README.md", "config.json", "entities.parquet", "model.safetensors", "relations.parquet"]
     assert sorted(path.name for path in folder.iterdir()) == names
     assert written.files == [str(folder / name) for name in names]
     assert written.rows == 5
@@ -289,3 +300,144 @@ def test_a_link_as_output_stays_and_what_it_points_to_is_replaced(tmp_path: Path
         assert (tmp_path / name).is_symlink()
         np.testing.assert_array_equal(load_file(tmp_path / "far" / file)[ENTITIES], changed)
     assert sorted(path.name for path in (tmp_path / "far").iterdir()) == ["folder", "m.safetensors"]
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("wanted", ["float32", "bfloat16", "float16"])
+def test_a_dtype_is_kept_widened_or_rounded_as_torch_rounds(
+    tmp_path: Path, stored: torch.dtype, wanted: str
+) -> None:
+    values = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32)
+    run = make_run(tmp_path, ring(9), dim=4, entities=values, world_size=2, dtype=stored, model="tucker")
+    written = merge_shards(run.folder, tmp_path / "m.safetensors", dtype=wanted)
+    tensors = load_torch_file(tmp_path / "m.safetensors")
+    target = getattr(torch, wanted)
+    assert torch.equal(tensors[ENTITIES], torch.from_numpy(values).to(stored).to(target))
+    assert tensors[RELATIONS].dtype == target
+    assert tensors["shared.core"].dtype == torch.float32
+    said = [note for note in written.notes if "widened" in note or "rounded" in note]
+    assert len(said) == (stored != target)
+
+
+def test_what_float16_cannot_hold_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    values = np.ones((5, 2))
+    values[2, 0] = 70000
+    run = make_run(tmp_path, ring(5), dim=2, entities=values)
+    label = run.dataset.entities[2]
+    with pytest.raises(ConfigError, match=rf"entity 2 \('{label}'\) holds 70000, which float16 cannot"):
+        merge_shards(run.folder, tmp_path / "m.safetensors", dtype="float16")
+    assert not (tmp_path / "m.safetensors").exists()
+    with pytest.raises(ConfigError, match="--dtype: unknown value 'int8'"):
+        merge_shards(run.folder, tmp_path / "m.safetensors", dtype="int8")
+
+
+def test_a_largest_size_gives_files_that_a_hub_reads(tmp_path: Path) -> None:
+    """A file for the entities, which alone are larger; the others share one."""
+    run = make_run(tmp_path, ring(50, 3), dim=6, model="tucker:2", world_size=3)
+    merge_shards(run.folder, tmp_path / "m", max_file_size="400")
+    index = json.loads((tmp_path / "m" / "model.safetensors.index.json").read_text())
+    merged = {}
+    for name, file in index["weight_map"].items():
+        merged[name] = load_file(tmp_path / "m" / file)[name]
+    assert set(merged) == {ENTITIES, RELATIONS, "shared.core"}
+    np.testing.assert_array_equal(merged[ENTITIES], run.checkpoint.entities.read(range(50)))
+    files = sorted(path.name for path in (tmp_path / "m").glob("*.safetensors"))
+    assert files == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    assert index["weight_map"][ENTITIES] == files[0]
+    assert {index["weight_map"][name] for name in (RELATIONS, "shared.core")} == {files[1]}
+    assert index["metadata"]["total_size"] == sum(values.nbytes for values in merged.values())
+
+
+def test_one_file_is_enough_where_all_fits(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ring(5), dim=2)
+    merge_shards(run.folder, max_file_size="5GB")
+    assert not (run.folder / "model" / "model.safetensors.index.json").exists()
+    merge_shards(run.folder, max_file_size="10B")
+    assert not (run.folder / "model" / "model.safetensors").exists()
+    merge_shards(run.folder)  # What is left of other sizes goes.
+    assert [path.name for path in (run.folder / "model").glob("*.safetensors*")] == ["model.safetensors"]
+
+
+def test_several_files_need_a_folder(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ring(5), dim=2)
+    with pytest.raises(ConfigError, match="--max-file-size makes several files"):
+        merge_shards(run.folder, tmp_path / "m.safetensors", max_file_size="1GB")
+    for size in ("5 parsecs", "0", "-1", "", "1e9"):
+        with pytest.raises(ConfigError, match="--max-file-size"):
+            merge_shards(run.folder, tmp_path / "m", max_file_size=size)
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 12])
+@pytest.mark.parametrize("shard_relations", [False, True])
+def test_optimizer_state_is_merged_as_it_is_stored(
+    tmp_path: Path, world_size: int, shard_relations: bool
+) -> None:
+    run = make_run(
+        tmp_path,
+        ring(7, 2),
+        dim=4,
+        model="tucker",
+        world_size=world_size,
+        state=True,
+        shard_relations=shard_relations,
+    )
+    merge_shards(run.folder, include=["optimizer"])
+    tensors = load_torch_file(run.folder / "model" / "optimizer.safetensors")
+    for name, rows, dim in ((ENTITIES, 7, 4), (RELATIONS, 4, run.model.relation_dim)):
+        for part, expected in optimizer_state(name, range(rows), dim).items():
+            assert torch.equal(tensors[f"{name}.{part}"], expected.reshape(rows, -1))
+    core = torch.from_numpy(run.checkpoint.shared["core"])
+    assert torch.equal(tensors["shared.core.exp_avg"], core + 1)
+    assert set(load_file(run.folder / "model" / "model.safetensors")) == {ENTITIES, RELATIONS, "shared.core"}
+    config = json.loads((run.folder / "model" / "config.json").read_text())
+    assert config["optimizer"] == {"name": "adam-rowstep", "num_steps": 3}
+    merge_shards(run.folder, tmp_path / "m.safetensors", include=["optimizer"])
+    assert set(load_torch_file(tmp_path / "m.safetensors")) == {*tensors, ENTITIES, RELATIONS, "shared.core"}
+
+
+def test_a_run_without_optimizer_state_says_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ring(5), dim=2)
+    with pytest.raises(RunError, match=r"no optimizer state.*--no-save-optimizer"):
+        merge_shards(run.folder, include=["optimizer"])
+    with pytest.raises(ConfigError, match="--include: unknown value 'labels'"):
+        merge_shards(run.folder, include=["labels"])
+
+
+def test_verify_writes_down_the_hashes_of_what_was_merged(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ring(5), dim=2, state=True)
+    merge_shards(run.folder, verify=True, include=["optimizer"])
+    folder = run.folder / "model"
+    files = json.loads((folder / "config.json").read_text())["files"]
+    assert set(files) == {path.name for path in folder.iterdir()} - {"config.json"}
+    for name, entry in files.items():
+        raw = (folder / name).read_bytes()
+        assert entry == {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+    out = tmp_path / "m.safetensors"
+    notes = merge_shards(run.folder, out, verify=True).notes
+    assert notes == [f"SHA-256 {hashlib.sha256(out.read_bytes()).hexdigest()}"]
+
+
+def test_the_lines_of_python_load_what_was_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path, ring(5), dim=2)
+    lines = merge_shards(run.folder).python
+    assert len(lines) == 3
+    monkeypatch.chdir(run.folder / "model")
+    names: dict[str, torch.Tensor] = {}
+    for line in lines:
+        exec(line, names)
+    np.testing.assert_array_equal(names["row"].numpy(), run.checkpoint.entities.read(range(1)))
+
+
+def test_progress_adds_up_to_the_tables(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ring(50, 3), dim=6, world_size=3)
+    done: list[int] = []
+    merge_shards(run.folder, advance=done.append)
+    assert sum(done) == sum(
+        table.num_rows * table.dim * 4 for table in (run.checkpoint.entities, run.checkpoint.relations)
+    )
+    done.clear()
+    merge_shards(run.folder, dtype="bfloat16", advance=done.append)
+    assert sum(done) == sum(
+        table.num_rows * table.dim * 2 for table in (run.checkpoint.entities, run.checkpoint.relations)
+    )

@@ -88,7 +88,7 @@ def _describe(name: str, scoring: Scoring, dim: int) -> ModelInfo:
     shared = {} if refused else scoring.shared_init(dim)
     return ModelInfo(
         name=name,
-        formula=_formula(scoring),
+        formula=formula(scoring),
         metric=scoring.metric.name,
         own_head_queries=scoring.has_head_queries,
         relation_prediction=scoring.has_relation_queries,
@@ -106,7 +106,7 @@ def _why_not(scoring: Scoring, dim: int) -> str | None:
     return None
 
 
-def _formula(scoring: Scoring) -> str:
+def formula(scoring: Scoring) -> str:
     """Return the first paragraph of the module that defines a model, which says the formula."""
     text = sys.modules[type(scoring).__module__].__doc__ or type(scoring).__doc__ or ""
     return " ".join(text.strip().split("\n\n")[0].split()).rstrip(".")

@@ -1,41 +1,83 @@
-"""Merge shards into one safetensors file, from file to file.
+"""Merge shards into one safetensors file, or a few, from file to file.
 
 The kernel copies byte ranges in row order; memory does not grow with the table, and no row passes
-through this process. What dicee's gather_entity_embeddings_on_rank_zero is for, without its memory.
+through this process unless its dtype is to change. What dicee's gather_entity_embeddings_on_rank_zero is
+for, without its memory.
+
+    FOLDER/
+        model.safetensors               all tables; or, where files have a largest size,
+        model-00001-of-00003.safetensors ...    whole tensors, as on a Hugging Face hub, and
+        model.safetensors.index.json            which file holds which
+        optimizer.safetensors           its state: NAME.PART, such as entity_embedding.weight.sum
+        README.md                       model card
+        config.json                     score function, dimensions, step, hashes where they were asked for
+        entities.parquet, relations.parquet     labels; row i is label i
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import BinaryIO
 
-from safetensors import safe_open
-
-from kgshard.errors import RunError, ShardError
+from kgshard.errors import ConfigError, RunError
 from kgshard.files import (
     AnyPath,
     check_replaceable,
-    copy_bytes,
+    file_sha256,
     link_or_copy,
     replacing,
     replacing_directory,
     write_json,
+    write_text,
 )
-from kgshard.runs import MANIFEST_FILE
-from kgshard.shards import ITEM_BYTES, StoredTable, header_bytes
+from kgshard.records import FileInfo
+from kgshard.runs import MANIFEST_FILE, SHARED_OPTIMIZER_FILE
+from kgshard.shards import ENTITIES, TABLE_DTYPES
+from kgshard_tools.card import model_card
+from kgshard_tools.rows import (
+    DTYPES,
+    Advance,
+    Part,
+    StoredRows,
+    StoredTensor,
+    Values,
+    as_stored,
+    no_progress,
+    num_bytes,
+    write_safetensors,
+)
+from kgshard_tools.sizes import parse_size
 from kgshard_tools.stored import CONFIG_FILE, Stored, is_ours, open_stored
 from kgshard_tools.written import Written, describe_folder
 
 MODEL_FILE = "model.safetensors"
+MODEL_FILES = "model-*-of-*.safetensors"
+"""Pattern of their names where there are several."""
+INDEX_FILE = "model.safetensors.index.json"
+OPTIMIZER_FILE = "optimizer.safetensors"
+CARD_FILE = "README.md"
+INCLUDABLE = ("optimizer",)
 _LABEL_FILES = ("entities.parquet", "relations.parquet")
-_NAMES = (MODEL_FILE, CONFIG_FILE, *_LABEL_FILES)
+_NAMES = (
+    *(MODEL_FILE, MODEL_FILES, INDEX_FILE, OPTIMIZER_FILE, CONFIG_FILE, CARD_FILE),
+    *_LABEL_FILES,
+)
+_METADATA = {"format": "pt"}
 
 
-def merge_shards(source: AnyPath, out: AnyPath | None = None, *, verify: bool = False) -> Written:
-    """Write the tables of a checkpoint to one safetensors file, entities and relations in row order.
+def merge_shards(
+    source: AnyPath,
+    out: AnyPath | None = None,
+    *,
+    dtype: str | None = None,
+    max_file_size: int | str | None = None,
+    include: Collection[str] = (),
+    verify: bool = False,
+    advance: Advance = no_progress,
+) -> Written:
+    """Write the tables of a checkpoint to safetensors, entities and relations in row order.
 
     Parameters that all rows share are in it as `shared.NAME`, float32.
 
@@ -43,76 +85,173 @@ def merge_shards(source: AnyPath, out: AnyPath | None = None, *, verify: bool = 
         source: A run, or one of its checkpoint folders.
         out: A file that ends in .safetensors, or a folder for model.safetensors with config.json and
             the labels beside it; by default RUN/model. What is there is replaced.
-        verify: First compare every shard with its SHA-256.
+        dtype: float32, float16 or bfloat16; by default as stored.
+        max_file_size: Cut the model into files of at most so many bytes ("5GB"); a tensor is never cut, so a
+            larger one is a file of its own.
+        include: "optimizer" adds the optimizer's state, as stored.
+        verify: First compare every shard with its SHA-256; then write down that of every merged file.
+        advance: Told how many bytes more are written.
 
     Raises:
-        RunError: `source` is no run, or `out` is a folder of something else.
+        ConfigError: A setting is unknown or cannot apply, or a value is beyond what `dtype` holds.
+        RunError: `source` is no run or has no optimizer state, or `out` is a folder of something else.
         ShardError: A shard is missing, damaged or of another run.
     """
     began = time.monotonic()
     stored = open_stored(source)
-    if verify:
-        for _ in stored.checkpoint.verify():
-            pass
+    model = _model_parts(stored, dtype, advance)
+    optimizer = _optimizer_parts(stored, advance) if _includes_optimizer(include) else {}
+    largest = parse_size("--max-file-size", max_file_size) if max_file_size is not None else None
     out = Path(out) if out is not None else stored.run.folder / "model"
-    rows = stored.model.num_entities
     if out.suffix == ".safetensors":
-        _check_file(out)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(out) as temporary:
-            _write_model(stored, temporary)
+        _check_file(out, largest)
     else:
         check_replaceable(out, ours=is_ours(out, "merged", True), names=_NAMES, what="a merged model")
-        place = Path(os.path.realpath(out))
-        with replacing_directory(place) as temporary:
-            _write_folder(stored, temporary)
-        return describe_folder(out, place, rows, began)
-    return Written([str(out)], rows, out.stat().st_size, time.monotonic() - began)
+    if verify:
+        stored.checkpoint.check_hashes()
+    rows, notes = stored.model.num_entities, _notes(stored, dtype)
+    if out.suffix == ".safetensors":
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(out) as temporary:
+            write_safetensors(temporary, {**model, **optimizer}, _METADATA)
+        if verify:
+            notes.append(f"SHA-256 {file_sha256(out)}")
+        seconds = time.monotonic() - began
+        return Written([str(out)], rows, out.stat().st_size, seconds, notes, _python(out.name))
+    place = Path(os.path.realpath(out))
+    with replacing_directory(place) as temporary:
+        names = write_model(model, temporary, largest)
+        if len(names) > 1:
+            notes.append(f"{len(names)} files; {INDEX_FILE} says which holds what")
+        if optimizer:
+            write_safetensors(temporary / OPTIMIZER_FILE, optimizer, _METADATA)
+        for name in _LABEL_FILES:
+            link_or_copy(stored.dataset.folder / name, temporary / name)
+        write_text(temporary / CARD_FILE, model_card(stored, files=names))
+        _write_config(stored, temporary, dtype, hashes=verify)
+    return describe_folder(out, place, rows, began, notes, _python(names[0]))
 
 
-def _check_file(out: Path) -> None:
+def write_model(parts: Mapping[str, Part], folder: Path, largest: int | None) -> list[str]:
+    """Write tensors as a Hugging Face hub has them, into an empty folder; return the files' names.
+
+    Args:
+        parts: The tensors.
+        folder: Where.
+        largest: Bytes of a file at most, where there is more than one tensor for it.
+    """
+    files = _cut(parts, largest)
+    for name, held in files.items():
+        with replacing(folder / name) as temporary:
+            write_safetensors(temporary, held, _METADATA)
+    if len(files) > 1:
+        write_json(folder / INDEX_FILE, _index(files))
+    return list(files)
+
+
+def _includes_optimizer(include: Collection[str]) -> bool:
+    for name in include:
+        if name not in INCLUDABLE:
+            raise ConfigError(f"--include: unknown value {name!r} (known: {', '.join(INCLUDABLE)})")
+    return bool(include)
+
+
+def _check_file(out: Path, largest: int | None) -> None:
+    if largest is not None:
+        raise ConfigError(f"--max-file-size makes several files, but {out} is one; name a folder")
     if out.is_dir():
         raise RunError(f"{out}: is a folder; a name that ends in .safetensors is for a file")
     if (out.parent / MANIFEST_FILE).is_file():
         raise RunError(f"{out}: lies in a checkpoint, whose shards it could replace; choose another folder")
 
 
-def _write_folder(stored: Stored, folder: Path) -> None:
-    _write_model(stored, folder / MODEL_FILE)
-    write_json(folder / CONFIG_FILE, {**stored.config(), "merged": True})
-    for name in _LABEL_FILES:
-        link_or_copy(stored.dataset.folder / name, folder / name)
-
-
-def _write_model(stored: Stored, path: Path) -> None:
-    tables = {table.name: table for table in (stored.checkpoint.entities, stored.checkpoint.relations)}
-    shared = {f"shared.{name}": values for name, values in stored.checkpoint.shared.items()}
-    tensors: dict[str, tuple[str, Sequence[int]]] = {
-        **{name: (table.dtype, table.shape) for name, table in tables.items()},
-        **{name: ("F32", values.shape) for name, values in shared.items()},
+def _model_parts(stored: Stored, dtype: str | None, advance: Advance) -> dict[str, Part]:
+    """Return the model's tensors by name."""
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(f"--dtype: unknown value {dtype!r} (known: {', '.join(DTYPES)})")
+    parts: dict[str, Part] = {
+        table.name: StoredRows(
+            table=table,
+            ids=range(table.num_rows),
+            dtype=DTYPES[dtype] if dtype is not None else table.dtype,
+            row_name=stored.row_namer(table),
+            advance=advance,
+        )
+        for table in (stored.checkpoint.entities, stored.checkpoint.relations)
     }
-    # Wide numbers first, as the safetensors package has it: so all lie where they can be mapped.
-    tensors = dict(sorted(tensors.items(), key=lambda item: -ITEM_BYTES[item[1][0]]))
-    with path.open("wb") as file:
-        file.write(header_bytes(tensors, {"format": "pt"}))
-        for name in tensors:
-            if name in tables:
-                copy_rows(tables[name], range(tables[name].num_rows), file)
-            else:
-                file.write(shared[name].astype("<f4").tobytes())
-    _check_readable(path, tensors)
+    return parts | {f"shared.{name}": Values(values) for name, values in stored.checkpoint.shared.items()}
 
 
-def _check_readable(path: Path, tensors: Mapping[str, tuple[str, Sequence[int]]]) -> None:
-    """Let the safetensors package, which users will read the file with, confirm what is in it."""
-    with safe_open(path, framework="numpy") as file:
-        for name, (_, shape) in tensors.items():
-            if tuple(file.get_slice(name).get_shape()) != tuple(shape):
-                raise ShardError(f"{path}: safetensors does not read {name} as {list(shape)}")
+def _optimizer_parts(stored: Stored, advance: Advance) -> dict[str, Part]:
+    """Return the optimizer's state by name, as it is stored."""
+    checkpoint = stored.checkpoint
+    if checkpoint.manifest.optimizer is None:
+        raise RunError(
+            f"{checkpoint.folder}: holds no optimizer state; it was trained with --no-save-optimizer, "
+            "imported, or is older than kgshard 0.2"
+        )
+    parts: dict[str, Part] = {
+        name: as_stored(table, advance=advance) for name, table in checkpoint.optimizer_tables.items()
+    }
+    path = checkpoint.folder / SHARED_OPTIMIZER_FILE
+    return parts | {
+        f"shared.{name}": StoredTensor(path, info) for name, info in checkpoint.optimizer_shared.items()
+    }
 
 
-def copy_rows(table: StoredTable, rows: range, target: BinaryIO) -> None:
-    """Append the stored bytes of `rows` to an open file, without loading them."""
-    for path, offset, length in table.byte_ranges(rows):
-        with path.open("rb") as source:
-            copy_bytes(source, offset, length, target)
+def _cut(parts: Mapping[str, Part], largest: int | None) -> dict[str, dict[str, Part]]:
+    """Return the files by name, and what is in each: whole tensors, in their order, as many as fit."""
+    groups: list[dict[str, Part]] = [{}]
+    room = largest or sum(map(num_bytes, parts.values()))
+    for name, part in parts.items():
+        if groups[-1] and num_bytes(part) > room:
+            groups.append({})
+            room = largest or 0
+        groups[-1][name] = part
+        room -= num_bytes(part)
+    if len(groups) == 1:
+        return {MODEL_FILE: groups[0]}
+    return {
+        f"model-{index:05d}-of-{len(groups):05d}.safetensors": group
+        for index, group in enumerate(groups, start=1)
+    }
+
+
+def _index(files: Mapping[str, Mapping[str, Part]]) -> dict[str, object]:
+    """Return what a Hugging Face hub expects beside a model of several files."""
+    total = sum(num_bytes(part) for parts in files.values() for part in parts.values())
+    weight_map = {name: file for file, parts in files.items() for name in parts}
+    return {"metadata": {"total_size": total}, "weight_map": weight_map}
+
+
+def _write_config(stored: Stored, folder: Path, dtype: str | None, *, hashes: bool) -> None:
+    config = {**stored.config(), "merged": True}
+    if dtype is not None:
+        config["torch_dtype"] = dtype
+    if (folder / OPTIMIZER_FILE).exists():
+        saved = stored.checkpoint.manifest.optimizer
+        assert saved is not None
+        config["optimizer"] = {"name": saved.name, "num_steps": saved.num_steps}
+    if hashes:
+        config["files"] = {
+            path.name: FileInfo(path.stat().st_size, file_sha256(path)) for path in sorted(folder.iterdir())
+        }
+    write_json(folder / CONFIG_FILE, config)
+
+
+def _notes(stored: Stored, dtype: str | None) -> list[str]:
+    kept = TABLE_DTYPES[stored.checkpoint.entities.dtype][1]
+    if dtype in (None, kept):
+        return []
+    change = (
+        "widened to float32, exactly" if dtype == "float32" else f"rounded to {dtype}, nearest, ties to even"
+    )
+    return [f"{kept} was {change}"]
+
+
+def _python(name: str) -> list[str]:
+    return [
+        "from safetensors import safe_open",
+        f'file = safe_open("{name}", framework="pt")',
+        f'row = file.get_slice("{ENTITIES}")[0:1]',
+    ]

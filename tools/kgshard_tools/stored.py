@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from kgshard.errors import RunError
 from kgshard.files import AnyPath, read_json
 from kgshard.models.link import LinkModel
 from kgshard.runs import MANIFEST_FILE, Checkpoint, Run, is_run, open_run
-from kgshard.shards import TABLE_DTYPES
+from kgshard.shards import ENTITIES, TABLE_DTYPES, StoredTable
 
 CONFIG_FILE = "config.json"
 CONFIG_FORMAT = 1
@@ -31,6 +32,16 @@ class Stored:
     @property
     def model(self) -> LinkModel:
         return self.run.model
+
+    def row_namer(self, table: StoredTable) -> Callable[[int], str]:
+        """Return what names rows of the entity or relation table; labels are loaded when one is asked for."""
+
+        def name(row: int) -> str:
+            dataset = self.dataset
+            labels = dataset.entities if table.name == ENTITIES else dataset.relations
+            return labels.row_name(row)
+
+        return name
 
     def config(self) -> dict[str, Any]:
         """Return what config.json says beside merged or exported tables."""

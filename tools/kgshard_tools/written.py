@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ class Written:
     seconds: float
     notes: list[str] = field(default_factory=list)
     """What the reader of the files should know."""
+    python: list[str] = field(default_factory=list)
+    """Lines of Python that load what was written, run where it lies."""
 
     @property
     def megabytes_per_second(self) -> float:
@@ -31,10 +33,17 @@ class Written:
     def lines(self) -> list[str]:
         """Say in words what was written."""
         size = f"{self.rows:,} entities, {self.bytes:,} bytes in {self.seconds:.2f} s"
-        return [*self.files, f"{size} ({self.megabytes_per_second:,.0f} MB/s)", *self.notes]
+        return [
+            *self.files,
+            f"{size} ({self.megabytes_per_second:,.0f} MB/s)",
+            *self.notes,
+            *(f"  >>> {line}" for line in self.python),
+        ]
 
 
-def describe_folder(out: Path, place: Path, rows: int, began: float, notes: Sequence[str] = ()) -> Written:
+def describe_folder(
+    out: Path, place: Path, rows: int, began: float, notes: Sequence[str] = (), python: Sequence[str] = ()
+) -> Written:
     """Say what a folder holds that was just written.
 
     Args:
@@ -43,9 +52,13 @@ def describe_folder(out: Path, place: Path, rows: int, began: float, notes: Sequ
         rows: Entities.
         began: `time.monotonic()` before the work.
         notes: What the reader should know.
+        python: How to load it.
     """
-    paths = sorted(place.iterdir())
+    paths = sorted(_files_below(place))
     size = sum(path.stat().st_size for path in paths)
-    return Written(
-        [str(out / path.name) for path in paths], rows, size, time.monotonic() - began, list(notes)
-    )
+    files = [str(out / path.relative_to(place)) for path in paths]
+    return Written(files, rows, size, time.monotonic() - began, list(notes), list(python))
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if not path.is_dir())
