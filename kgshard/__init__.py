@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from kgshard_tools.answers import load as load
     from kgshard_tools.export import export as export
     from kgshard_tools.index import build_index as build_index
+    from kgshard_tools.info import info as info
     from kgshard_tools.merge import merge_shards as merge_shards
+    from kgshard_tools.reshard import reshard as reshard
+    from kgshard_tools.verify import verify as verify
 
     from kgshard.api import evaluate as evaluate
     from kgshard.api import train as train
@@ -45,7 +48,10 @@ _WHERE = {
     "load": "kgshard_tools.answers",
     "export": "kgshard_tools.export",
     "build_index": "kgshard_tools.index",
+    "info": "kgshard_tools.info",
     "merge_shards": "kgshard_tools.merge",
+    "verify": "kgshard_tools.verify",
+    "reshard": "kgshard_tools.reshard",
 }
 
 __all__ = sorted(_WHERE)

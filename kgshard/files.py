@@ -11,6 +11,7 @@ import fnmatch
 import glob
 import hashlib
 import os
+import re
 import shutil
 import socket
 import uuid
@@ -21,7 +22,7 @@ from typing import Any, BinaryIO, TypeVar, overload
 
 import msgspec
 
-from kgshard.errors import RunError
+from kgshard.errors import RunError, ShardError
 
 TEMPORARY_PREFIX = ".kgshard-tmp-"
 _BLOCK_BYTES = 1 << 22
@@ -204,8 +205,40 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write one JSON value, indented and with a final newline, whole or not at all."""
-    write_text(path, msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    """Write one JSON value, indented and with a final newline, whole or not at all.
+
+    A record (kgshard.records) ends with its seal: the SHA-256 of the text before it; see `check_seal`.
+    """
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    if isinstance(value, msgspec.Struct):
+        text = text.removesuffix("\n}")
+        text += f',\n  "seal": "sha256:{hashlib.sha256(text.encode()).hexdigest()}"\n}}'
+    write_text(path, text + "\n")
+
+
+_SEAL = re.compile(rb',\n  "seal": "sha256:([0-9a-f]{64})"\n}\n\Z')
+_SEAL_BYTES = 88
+
+
+def check_seal(path: Path) -> bool:
+    """Compare a record with the SHA-256 that it ends with; return whether it ends with one.
+
+    Raises:
+        ShardError: It was changed, or is no ordinary file.
+    """
+    if not path.is_file():  # A pipe would wait for somebody to write.
+        raise ShardError(f"{path}: {'no ordinary file' if path.exists() else 'missing'}", file=str(path))
+    text = path.read_bytes()
+    tail = max(0, len(text) - _SEAL_BYTES)
+    seal = _SEAL.search(text, tail)
+    if seal is None:
+        # One flipped bit cannot take away both marks.
+        changed = b'"seal"' in text[tail:] or b"sha256:" in text[tail:]
+    else:
+        changed = hashlib.sha256(text[: seal.start()]).hexdigest() != seal[1].decode()
+    if changed:
+        raise ShardError(f"{path}: was changed since it was written (its seal is broken)", file=str(path))
+    return seal is not None
 
 
 @overload
@@ -219,6 +252,8 @@ def read_json(path: Path, type: Any = Any) -> Any:
         OSError: The file cannot be read.
         ValueError: It is no JSON, or not of this type; says where.
     """
+    if path.exists() and not path.is_file():
+        raise ValueError("no ordinary file")  # A pipe would wait for somebody to write.
     try:
         return msgspec.json.decode(path.read_bytes(), type=type)
     except msgspec.MsgspecError as error:

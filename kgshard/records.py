@@ -6,9 +6,12 @@ manifest.json    Manifest          index/index.json    IndexFile
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from msgspec import Struct
+
+from kgshard.files import file_sha256
 
 
 class SplitInfo(Struct, frozen=True):
@@ -37,6 +40,8 @@ class DatasetInfo(Struct, frozen=True):
     """Over both vocabularies: it differs where a label or an id does."""
     not_read: list[str] = []
     """Names of files beside the sources that nobody read."""
+    files: dict[str, FileInfo] = {}
+    """Every other file of the dataset by name."""
 
     def lines(self) -> list[str]:
         """Say in words what became of every line of every file."""
@@ -52,8 +57,18 @@ class DatasetInfo(Struct, frozen=True):
         return lines
 
 
+class ImportInfo(Struct, frozen=True):
+    """Where a run comes from that kgshard did not train."""
+
+    program: str
+    files: list[str]
+    """Names of the files that were read."""
+    decisions: list[str]
+    """What was decided about their layout."""
+
+
 class RunInfo(Struct, frozen=True):
-    """A training run."""
+    """A run."""
 
     format: Literal["kgshard.run/1"]
     id: str
@@ -64,9 +79,11 @@ class RunInfo(Struct, frozen=True):
     model: dict[str, Any]
     """See `LinkModel.to_dict`."""
     config: dict[str, Any]
-    """See `TrainConfig.to_dict`."""
+    """See `TrainConfig.to_dict`. Of an imported run only what is known: model, dim and corruption."""
     versions: dict[str, str]
     """Package to version."""
+    imported: ImportInfo | None = None
+    """None where kgshard trained the run itself."""
 
 
 class PieceInfo(Struct, frozen=True):
@@ -88,11 +105,28 @@ class TableInfo(Struct, frozen=True):
     """In row order."""
 
 
+class OptimizerInfo(Struct, frozen=True):
+    """The optimizer's state in a checkpoint: its tables are cut into the rows that the parameters are."""
+
+    name: str
+    """A name of kgshard.config.OPTIMIZER_NAMES."""
+    num_steps: int
+    tables: dict[str, TableInfo] = {}
+    """By name: "entity_embedding.weight.sum" is the optimizer's `sum` of the entity table."""
+    shared: dict[str, list[int]] = {}
+    """Shapes of the state of the parameters that all rows share, by name."""
+
+
 class FileInfo(Struct, frozen=True):
     """One file of a checkpoint."""
 
     bytes: int
     sha256: str
+
+
+def describe_file(path: Path) -> FileInfo:
+    """Return what a record says of a file: its length and SHA-256."""
+    return FileInfo(path.stat().st_size, file_sha256(path))
 
 
 class Manifest(Struct, frozen=True):
@@ -111,6 +145,8 @@ class Manifest(Struct, frozen=True):
     files: dict[str, FileInfo]
     shared: dict[str, list[int]] = {}
     """Shapes of the parameters that all rows share, by name."""
+    optimizer: OptimizerInfo | None = None
+    """None where it was not saved."""
 
 
 class IndexInfo(Struct, frozen=True):

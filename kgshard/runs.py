@@ -10,6 +10,8 @@
             entity-00001-of-00004.safetensors ...   one shard a rank (kgshard.shards)
             relation.safetensors                    relations, once; sharded they are named as entities are
             shared.safetensors                      parameters that all rows share, if there are any
+            optim-00001-of-00004.safetensors ...    optimizer state of the rows that a rank holds
+            optim-relation.safetensors, optim-shared.safetensors    of what exists once
             manifest.json                           written last: the only source of order and of truth
 
 manifest.json, format "kgshard.checkpoint/1", names for every table its dtype, shape and pieces (file,
@@ -23,13 +25,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from kgshard.data.dataset import DATASET_NAMES, Dataset, open_dataset
-from kgshard.errors import DataError, NonFiniteError, RunError, ShardError
-from kgshard.files import AnyPath, file_sha256, is_record, read_json
+from kgshard.errors import ConfigError, DataError, NonFiniteError, RunError, ShardError
+from kgshard.files import AnyPath, check_seal, file_sha256, is_record, read_json
 from kgshard.models.link import LinkModel
 from kgshard.records import Manifest, PieceInfo, RunInfo
 from kgshard.shards import (
@@ -38,6 +41,7 @@ from kgshard.shards import (
     Floats,
     Piece,
     StoredTable,
+    TensorInfo,
     read_header,
     read_tensors,
     saved_row_start,
@@ -50,6 +54,9 @@ BEST_FILE = "BEST"
 CONFIG_FILE = "config.toml"
 RELATION_FILE = "relation.safetensors"
 SHARED_FILE = "shared.safetensors"
+OPTIMIZER = "optimizer"
+OPTIMIZER_FILE = "optim-relation.safetensors"
+SHARED_OPTIMIZER_FILE = "optim-shared.safetensors"
 LOCK_FILE = "lock"
 METRICS_FILE = "metrics.jsonl"
 RUN_NAMES = (
@@ -58,12 +65,21 @@ RUN_NAMES = (
     *(f"data/{name}" for name in DATASET_NAMES),
     *(
         f"checkpoints/step-*/{name}"
-        for name in ("entity-*.safetensors", "relation*.safetensors", SHARED_FILE, MANIFEST_FILE)
+        for name in (
+            "entity-*.safetensors",
+            "relation*.safetensors",
+            "optim-*.safetensors",
+            SHARED_FILE,
+            MANIFEST_FILE,
+        )
     ),
     "eval/*.json",
-    *("model/model.safetensors", "model/config.json", "model/*.parquet"),
+    *(f"model/{name}" for name in ("*.safetensors", "*.json", "*.parquet", "README.md")),
     *("index/index.json", "index/*.faiss"),
-    *(f"export-*/{name}" for name in ("config.json", "*.npy", "*.txt", "*.parquet")),
+    *(f"export-*/*.{ending}" for ending in ("json", "npy", "txt", "parquet", "safetensors", "md", "vec")),
+    *(f"export-*/*.{ending}" for ending in ("bin", "tsv", "csv", "pbtxt", "yaml", "del")),
+    *(f"export-*/*/*.{ending}" for ending in ("pth", "gz", "txt", "json", "h5")),
+    "export-*/*/*/*.h5",
 )
 """Patterns of the paths of all files that kgshard writes into a run folder."""
 
@@ -77,9 +93,17 @@ def checkpoint_name(step: int) -> str:
 
 
 def shard_name(rank: int, world_size: int, tensor_name: str = ENTITIES) -> str:
-    """Return the file name of one rank's shard of a table. For people: order comes from the manifest."""
-    table = {ENTITIES: "entity", RELATIONS: "relation"}[tensor_name]
+    """Return the file name of one rank's shard of a table, or of OPTIMIZER, its state of all tables.
+
+    For people: order comes from the manifest.
+    """
+    table = {ENTITIES: "entity", RELATIONS: "relation", OPTIMIZER: "optim"}[tensor_name]
     return f"{table}-{rank + 1:05d}-of-{world_size:05d}.safetensors"
+
+
+def state_name(parameter: str, part: str) -> str:
+    """Return the tensor name of an optimizer's state: "entity_embedding.weight.sum"."""
+    return f"{parameter}.{part}"
 
 
 @dataclass(frozen=True)
@@ -108,26 +132,44 @@ class Checkpoint:
         return self._table(RELATIONS)
 
     @cached_property
+    def optimizer_tables(self) -> dict[str, StoredTable]:
+        """The optimizer's state with a row for each row of a table, by name; see `state_name`."""
+        saved = self.manifest.optimizer
+        return {name: self._table(name) for name in (saved.tables if saved else {})}
+
+    @cached_property
+    def optimizer_shared(self) -> dict[str, TensorInfo]:
+        """Where the optimizer's state of the parameters that all rows share lies in SHARED_OPTIMIZER_FILE."""
+        saved = self.manifest.optimizer
+        if saved is None or not saved.shared:
+            return {}
+        path = self.folder / SHARED_OPTIMIZER_FILE
+        tensors, _ = read_header(path)
+        found = {name: list(info.shape) for name, info in tensors.items()}
+        _check_holds(path, found, saved.shared)
+        return tensors
+
+    @cached_property
     def shared(self) -> dict[str, Floats]:
         """The parameters that all rows share, float32, by name; most models have none."""
         return self._read_shared()
 
     def _read_shared(self) -> dict[str, Floats]:
-        shapes = self.manifest.shared
-        if not shapes:
+        if not self.manifest.shared:
             return {}
         path = self.folder / SHARED_FILE
         tensors = read_tensors(path)
-        found = {name: list(tensor.shape) for name, tensor in tensors.items()}
-        if found != shapes:
-            raise ShardError(f"{path}: holds {found}, but {MANIFEST_FILE} says {shapes}", file=str(path))
+        _check_holds(
+            path, {name: list(tensor.shape) for name, tensor in tensors.items()}, self.manifest.shared
+        )
         for name, values in tensors.items():
             if not np.isfinite(values).all():
                 raise NonFiniteError(f"{path}: shared parameter {name!r} is not finite")
         return tensors
 
     def _table(self, name: str) -> StoredTable:
-        entry = self.manifest.tables.get(name)
+        saved = self.manifest.optimizer
+        entry = {**self.manifest.tables, **(saved.tables if saved else {})}.get(name)
         if entry is None or not entry.pieces:
             raise ShardError(f"{self.folder / MANIFEST_FILE}: names no pieces of {name}")
         table = StoredTable(name, [self._piece(name, piece) for piece in entry.pieces])
@@ -156,17 +198,31 @@ class Checkpoint:
         """Yield every file after its SHA-256 was found right.
 
         Raises:
-            ShardError: Naming the first file that is not what the manifest says.
+            ShardError: Naming the first file that is not what the manifest says, or the manifest.
         """
+        check_seal(self.folder / MANIFEST_FILE)
+        ranks = _ranks(self.manifest)
         for name, entry in self.manifest.files.items():
-            path = self.folder / name
+            path, rank = self.folder / name, ranks.get(name)
             try:
                 digest = file_sha256(path)
             except OSError as error:
-                raise ShardError(f"{path}: {error.strerror}", file=str(path)) from error
+                raise ShardError(f"{path}: {error.strerror}", file=str(path), rank=rank) from error
             if digest != entry.sha256:
-                raise ShardError(f"{path}: SHA-256 differs from {MANIFEST_FILE}", file=str(path))
+                raise ShardError(
+                    f"{path}: SHA-256 differs from {MANIFEST_FILE}{_whose(rank)}", file=str(path), rank=rank
+                )
             yield path
+
+    def check_hashes(self) -> None:
+        """Compare every file with its SHA-256, and raise as `verify` does."""
+        for _ in self.verify():
+            pass
+
+
+def _check_holds(path: Path, found: dict[str, list[int]], expected: dict[str, list[int]]) -> None:
+    if found != expected:
+        raise ShardError(f"{path}: holds {found}, but {MANIFEST_FILE} says {expected}", file=str(path))
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -175,36 +231,84 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     Raises:
         ShardError: The manifest is missing or wrong, or a file is missing or of another length.
     """
-    path = folder / MANIFEST_FILE
-    try:
-        manifest = read_json(path, Manifest)
-    except (OSError, ValueError) as error:
-        raise ShardError(f"{path}: not a complete checkpoint: {error}", file=str(path)) from error
+    manifest = read_manifest(folder)
     _check_files(folder, manifest)
     checkpoint = Checkpoint(folder, manifest)
     checkpoint.entities, checkpoint.relations  # noqa: B018 - all headers are read and compared now
+    ranks = [piece.rank for piece in manifest.tables[ENTITIES].pieces]
+    if len(ranks) != manifest.world_size or ranks != list(range(len(ranks))):
+        path = folder / MANIFEST_FILE
+        raise ShardError(
+            f"{path}: world_size is {manifest.world_size}, but shards are of ranks {ranks}", file=str(path)
+        )
     for other in sorted(folder.glob("*.safetensors")):
         if other.name not in manifest.files:
             raise ShardError(f"{other}: is not in {MANIFEST_FILE}; remove it", file=str(other))
     return checkpoint
 
 
+def read_manifest(folder: Path) -> Manifest:
+    """Read a checkpoint's manifest; its files are not looked at.
+
+    Raises:
+        ShardError: It is missing, or says what none can say.
+    """
+    path = folder / MANIFEST_FILE
+    try:
+        manifest = read_json(path, Manifest)
+        _check_manifest(manifest)
+    except (OSError, ValueError) as error:
+        raise ShardError(f"{path}: not a complete checkpoint: {error}", file=str(path)) from error
+    return manifest
+
+
+def _check_manifest(manifest: Manifest) -> None:
+    """Raise ValueError where a manifest contradicts itself, or names files outside its folder."""
+    for name in manifest.files:
+        if not is_file_name(name):
+            raise ValueError(f"{name!r} is no name of a file in this folder")
+    for piece in chain.from_iterable(_tables(manifest).values()):
+        if piece.file not in manifest.files:
+            raise ValueError(f"names a piece {piece.file!r} that is none of its files")
+        if not all(0 <= row < 2**63 for row in piece.rows):
+            raise ValueError(f"{piece.file!r} cannot hold rows {piece.rows[0]}..{piece.rows[1]}")
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a name that data give is the plain name of a file, and no path."""
+    is_plain = name.isprintable() and "/" not in name and name not in ("", ".", "..")
+    return is_plain and len(name.encode()) <= 255
+
+
+def _tables(manifest: Manifest) -> dict[str, list[PieceInfo]]:
+    """Return the pieces of every table, the optimizer's included."""
+    saved = manifest.optimizer.tables if manifest.optimizer else {}
+    return {name: table.pieces for name, table in {**manifest.tables, **saved}.items()}
+
+
+def _ranks(manifest: Manifest) -> dict[str, int]:
+    """Return whose each file is, of those of which every rank wrote one."""
+    sharded = [pieces for pieces in _tables(manifest).values() if len(pieces) == manifest.world_size]
+    return {piece.file: piece.rank for pieces in sharded for piece in pieces}
+
+
+def _whose(rank: int | None) -> str:
+    return f" (rank {rank})" if rank is not None else ""
+
+
 def _check_files(folder: Path, manifest: Manifest) -> None:
-    pieces = {name: table.pieces for name, table in manifest.tables.items()}
-    ranks = {piece.file: piece.rank for piece in pieces.get(ENTITIES, [])}
-    if any(piece.file not in manifest.files for table in pieces.values() for piece in table):
-        raise ShardError(f"{folder / MANIFEST_FILE}: names a piece that is none of its files")
+    ranks = _ranks(manifest)
     for name, entry in manifest.files.items():
         path, rank = folder / name, ranks.get(name)
-        whose = f" (rank {rank})" if rank is not None else ""
-        if Path(name).name != name or not path.is_file():
-            raise ShardError(f"{path}: missing{whose}", file=str(path), rank=rank)
-        if path.stat().st_size != entry.bytes:
-            raise ShardError(
-                f"{path}: {path.stat().st_size} bytes, expected {entry.bytes}{whose}",
-                file=str(path),
-                rank=rank,
-            )
+        wrong = None
+        if path.is_symlink():
+            wrong = "is a symbolic link; put the file itself there"
+        elif not path.is_file():
+            wrong = "is no ordinary file" if path.exists() else "missing"
+        elif path.stat().st_size != entry.bytes:
+            wrong = f"{path.stat().st_size} bytes, expected {entry.bytes}"
+        if wrong is not None:
+            raise ShardError(f"{path}: {wrong}{_whose(rank)}", file=str(path), rank=rank)
 
 
 @dataclass(frozen=True)
@@ -223,7 +327,7 @@ class Run:
     def model(self) -> LinkModel:
         try:
             return LinkModel.from_dict(self.info.model)
-        except (KeyError, TypeError, ValueError) as error:
+        except (ConfigError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise RunError(f"{self.folder / RUN_FILE}: $.model: {error}") from error
 
     def __fspath__(self) -> str:
@@ -259,8 +363,11 @@ class Run:
         return checkpoint
 
     def _pointed_to(self, pointer: str) -> str:
+        path = self.folder / pointer
+        if path.exists() and not path.is_file():
+            raise RunError(f"{path}: no ordinary file")
         try:
-            return (self.folder / pointer).read_bytes().decode(errors="replace").strip()
+            return path.read_bytes().decode(errors="replace").strip()
         except FileNotFoundError:
             missing = {
                 LATEST_FILE: "no checkpoint yet; training did not get that far",
@@ -277,6 +384,12 @@ class Run:
             if getattr(checkpoint.manifest, key) != value:
                 raise ShardError(f"{checkpoint.folder}: {key} is not that of {self.folder}; files were mixed")
         model, dataset = self.model, self.dataset
+        if (model.num_entities, model.num_relations) != (dataset.num_entities, dataset.num_relations):
+            raise RunError(
+                f"{self.folder / RUN_FILE}: $.model is of {model.num_entities} entities and"
+                f" {model.num_relations} relations, but data/ has {dataset.num_entities} and"
+                f" {dataset.num_relations}"
+            )
         shapes = {
             ENTITIES: (dataset.num_entities, model.dim),
             RELATIONS: (model.num_relation_rows, model.relation_dim),

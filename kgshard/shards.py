@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,13 +32,37 @@ from kgshard.errors import ShardError
 
 ENTITIES = "entity_embedding.weight"
 RELATIONS = "relation_embedding.weight"
-_MAX_HEADER_BYTES = 100_000_000
+_MAX_HEADER_BYTES = 1 << 22
+_MAX_HEADER_VALUES = 200_000
+"""So that a hostile header costs less than 64 MiB and a second. Those of models are far smaller."""
+_MAX_AXES = 64
+_MAX_REASON = 300
 _PRIVATE: Literal["c"] = "c"
 """Copy on write: torch takes no read-only memory, and nothing done to a mapped row reaches the file."""
 
-ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1}
+ITEM_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "C64": 8,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
+    "U8": 1,
+    "BOOL": 1,
+}
 TABLE_DTYPES = {"F32": ("<f4", "float32"), "BF16": ("<u2", "bfloat16"), "F16": ("<f2", "float16")}
 """dtypes that tables may have: how numpy maps the bytes, and torch's name."""
+
+STORED_DTYPES = {**TABLE_DTYPES, "I32": ("<i4", "int32")}
+"""The same of everything with a row for each row of a table, optimizer state included."""
 
 Floats = npt.NDArray[np.float32]
 
@@ -60,14 +85,14 @@ class TensorInfo:
 def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     """Return the tensors of a safetensors file by name, and its metadata.
 
-    Stricter than the safetensors package: the header must begin with "{", no key may occur twice, and
-    the tensors must cover the data without gap or overlap.
+    Stricter than the safetensors package: the header must begin with "{", no key may occur twice, the
+    tensors must cover the data without gap or overlap, and the header is no longer than 4 MiB.
 
     Raises:
         ShardError: The file is missing or breaks one of these rules.
     """
     try:
-        size = path.stat().st_size
+        size = _size(path)
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
@@ -75,11 +100,22 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
             raw = file.read(length)
         if not raw.startswith(b"{"):
             raise ValueError("the header does not begin with '{'")
+        if sum(map(raw.count, (b"{", b"[", b","))) > _MAX_HEADER_VALUES:
+            raise ValueError(f"the header holds more than {_MAX_HEADER_VALUES:,} values")
         header = json.loads(raw.decode(), object_pairs_hook=_distinct_keys)
         metadata = _metadata(header.pop("__metadata__", {}))
         return _tensors(header, data_start=8 + length, file_size=size), metadata
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ShardError(f"{path}: not a safetensors file: {error}", file=str(path)) from error
+        reason = str(error)[:_MAX_REASON]
+        raise ShardError(f"{path}: not a safetensors file: {reason}", file=str(path)) from error
+
+
+def _size(path: Path) -> int:
+    """Return a file's length. What is no ordinary file is refused before it is opened: a pipe would wait."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("no ordinary file")
+    return status.st_size
 
 
 def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -104,6 +140,8 @@ def _tensors(header: dict[str, Any], *, data_start: int, file_size: int) -> dict
             raise ValueError(f"tensor {name!r} has the unknown dtype {entry['dtype']!r}")
         if not all(type(number) is int and 0 <= number < 2**63 for number in (*shape, start, stop)):
             raise ValueError(f"tensor {name!r}: shape and offsets must be integers from 0 to 2^63 - 1")
+        if len(shape) > _MAX_AXES:
+            raise ValueError(f"tensor {name!r} has {len(shape)} axes")
         if not name.isprintable() or name.startswith("/") or ".." in name.split("/"):
             raise ValueError(f"tensor {name!r} has a name that no table has")
         tensors[name] = TensorInfo(entry["dtype"], shape, data_start + start)
@@ -133,13 +171,14 @@ def header_bytes(tensors: Mapping[str, tuple[str, Sequence[int]]], metadata: dic
     return len(text).to_bytes(8, "little") + text
 
 
-def sharding_metadata(name: str, row_start: int) -> dict[str, str]:
-    """Return the metadata by which PyTorch's distributed checkpoints place a shard in its table."""
-    return {
-        "format": "pt",
-        "DCP_VERSION": "1.0",
-        "DCP_SHARDING_INFO": json.dumps({name: {"saved_offsets": [row_start, 0]}}),
-    }
+def sharding_metadata(row_starts: Mapping[str, int]) -> dict[str, str]:
+    """Return the metadata by which PyTorch's distributed checkpoints place a shard in its tables.
+
+    Args:
+        row_starts: By each tensor's name, the row of its table that its first row is.
+    """
+    placed = {name: {"saved_offsets": [row_start, 0]} for name, row_start in row_starts.items()}
+    return {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(placed)}
 
 
 def saved_row_start(metadata: dict[str, str], name: str) -> int | None:
@@ -147,7 +186,7 @@ def saved_row_start(metadata: dict[str, str], name: str) -> int | None:
     try:
         offsets = json.loads(metadata["DCP_SHARDING_INFO"])[name]["saved_offsets"]
         return int(offsets[0])
-    except (KeyError, ValueError, TypeError, IndexError):
+    except (KeyError, ValueError, TypeError, IndexError, OverflowError, RecursionError):
         return None
 
 
@@ -166,6 +205,17 @@ def widen(stored: npt.NDArray[Any], dtype: str) -> Floats:
     if dtype == "BF16":
         return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return stored.astype(np.float32, copy=False)
+
+
+def narrow(values: Floats, dtype: str) -> npt.NDArray[Any]:
+    """Return float32 values as they are stored: rounded to nearest, ties to even; bfloat16 as its 16 bits."""
+    if dtype != "BF16":
+        with np.errstate(over="ignore"):  # Beyond float16 is infinity, which is for the caller to see.
+            return values.astype(TABLE_DTYPES[dtype][0], copy=False)
+    bits = np.ascontiguousarray(values, "<f4").view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)  # Rounding must not turn NaN into infinity.
+    return np.where(np.isnan(values), quiet, rounded).astype("<u2")
 
 
 def read_tensors(path: Path) -> dict[str, Floats]:
@@ -217,8 +267,8 @@ class StoredTable:
         self.pieces = list(pieces)
         self.dtype = pieces[0].info.dtype
         self.dim = pieces[0].info.shape[1]
-        if self.dtype not in TABLE_DTYPES:
-            raise ShardError(f"{pieces[0].path}: {name} is {self.dtype} (known: {', '.join(TABLE_DTYPES)})")
+        if self.dtype not in STORED_DTYPES:
+            raise ShardError(f"{pieces[0].path}: {name} is {self.dtype} (known: {', '.join(STORED_DTYPES)})")
         self._stops = np.array([piece.rows.stop for piece in pieces], np.int64)
         self._mapped: dict[int, npt.NDArray[Any]] = {}
         self._check()
@@ -228,18 +278,10 @@ class StoredTable:
         for piece in self.pieces:
             expected = (len(piece.rows), self.dim)
             if piece.rows.start != position:
-                raise ShardError(
-                    f"{piece.path}: begins at row {piece.rows.start}, expected {position}",
-                    file=str(piece.path),
-                    rank=piece.rank,
-                )
+                raise _misfit(piece, f"begins at row {piece.rows.start}, expected {position}")
             if piece.info.shape != expected or piece.info.dtype != self.dtype:
-                raise ShardError(
-                    f"{piece.path}: {self.name} is {piece.info.dtype} {list(piece.info.shape)}, "
-                    f"expected {self.dtype} {list(expected)}",
-                    file=str(piece.path),
-                    rank=piece.rank,
-                )
+                found = f"{piece.info.dtype} {list(piece.info.shape)}"
+                raise _misfit(piece, f"{self.name} is {found}, expected {self.dtype} {list(expected)}")
             position = piece.rows.stop
         self.num_rows = position
 
@@ -250,7 +292,7 @@ class StoredTable:
     def _stored(self, index: int) -> npt.NDArray[Any]:
         if index not in self._mapped:
             info = self.pieces[index].info
-            kind = np.dtype(TABLE_DTYPES[info.dtype][0])
+            kind = np.dtype(STORED_DTYPES[info.dtype][0])
             self._mapped[index] = (
                 np.memmap(self.pieces[index].path, kind, _PRIVATE, info.offset, info.shape)
                 if math.prod(info.shape)
@@ -314,6 +356,11 @@ class StoredTable:
             local = wanted[here] - self.pieces[index].rows.start
             gathered[here] = widen(self._stored(index)[local], self.dtype)
         return gathered
+
+
+def _misfit(piece: Piece, words: str) -> ShardError:
+    whose = f" (rank {piece.rank})" if piece.rank is not None else ""
+    return ShardError(f"{piece.path}: {words}{whose}", file=str(piece.path), rank=piece.rank)
 
 
 def first_non_finite(values: npt.NDArray[np.floating[Any]]) -> int | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from kgshard.config import TrainConfig
 from kgshard.data.dataset import DATASET_NAMES, Dataset, clone_dataset, is_dataset, open_dataset
@@ -29,7 +30,8 @@ from kgshard.files import (
     write_json,
     write_text,
 )
-from kgshard.records import RunInfo
+from kgshard.models.link import LinkModel
+from kgshard.records import ImportInfo, RunInfo
 from kgshard.runs import CONFIG_FILE, LATEST_FILE, LOCK_FILE, RUN_FILE, RUN_NAMES, Run, is_run, open_run
 from kgshard.stderr import tell
 
@@ -78,12 +80,9 @@ def started_run(
         DataError: The data cannot be read; nothing was written.
         RunError: `out` may not be replaced, or somebody trains there; nothing was changed.
     """
-    source, named = find_source(data), Path(out)
-    check_replaceable(named, ours=is_run(named), names=RUN_NAMES, what="a kgshard run")
-    finished = (named / LATEST_FILE).exists()
-    if finished and not overwrite:
-        raise RunError(f"{named}: holds a run already; choose another folder or pass --overwrite")
-    place = Path(os.path.realpath(named))
+    source = find_source(data)
+    finished = _check_place(Path(out), overwrite=overwrite)
+    place = Path(os.path.realpath(out))
     with ExitStack() as held:
         if place.exists():
             held.enter_context(_locked(place))
@@ -97,6 +96,34 @@ def started_run(
             except UsageError:
                 _discard(place)
                 raise
+
+
+@contextmanager
+def replacing_run(out: AnyPath, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yield a temporary folder that becomes the run at `out` when the `with` block ends without an exception.
+
+    Args:
+        out: The run folder; as `started_run` has it.
+        overwrite: Replace a finished run.
+
+    Raises:
+        RunError: `out` may not be replaced, or somebody trains there; nothing was changed.
+    """
+    _check_place(Path(out), overwrite=overwrite)
+    place = Path(os.path.realpath(out))
+    with ExitStack() as held:
+        if place.exists():
+            held.enter_context(_locked(place))
+        yield held.enter_context(replacing_directory(place))
+
+
+def _check_place(out: Path, *, overwrite: bool) -> bool:
+    """Raise RunError where no run may be written; return whether a finished one is there."""
+    check_replaceable(out, ours=is_run(out), names=RUN_NAMES, what="a kgshard run")
+    finished = (out / LATEST_FILE).exists()
+    if finished and not overwrite:
+        raise RunError(f"{out}: holds a run already; choose another folder or pass --overwrite")
+    return finished
 
 
 def tell_data(run: Run) -> None:
@@ -137,8 +164,14 @@ def _begin(source: Source | Path, folder: Path, config: TrainConfig) -> None:
     """Make a run folder with its data and no checkpoint."""
     with replacing_directory(folder) as temporary:
         dataset = _place_dataset(source, temporary / "data")
-        write_text(temporary / CONFIG_FILE, "".join(_toml(*item) for item in config.to_dict().items()))
-        write_json(temporary / RUN_FILE, _run_info(config, dataset))
+        size = {"num_entities": dataset.num_entities, "num_relations": dataset.num_relations}
+        write_record(temporary, describe_run(dataset, config.link_model(**size), config.to_dict()))
+
+
+def write_record(folder: Path, info: RunInfo) -> None:
+    """Write run.json and config.toml."""
+    write_text(folder / CONFIG_FILE, "".join(_toml(*item) for item in info.config.items()))
+    write_json(folder / RUN_FILE, info)
 
 
 def _toml(name: str, value: object) -> str:
@@ -168,8 +201,10 @@ def _locked(folder: Path) -> Iterator[None]:
                     path.unlink()
 
 
-def _run_info(config: TrainConfig, dataset: Dataset) -> RunInfo:
-    model = config.link_model(num_entities=dataset.num_entities, num_relations=dataset.num_relations)
+def describe_run(
+    dataset: Dataset, model: LinkModel, config: dict[str, Any], imported: ImportInfo | None = None
+) -> RunInfo:
+    """Return the record of a new run, with an id of its own."""
     packages = ("torch", "numpy", "kgshard")
     return RunInfo(
         format="kgshard.run/1",
@@ -177,6 +212,7 @@ def _run_info(config: TrainConfig, dataset: Dataset) -> RunInfo:
         data=dataset.info.name,
         vocabulary_sha256=dataset.vocabulary_sha256,
         model=model.to_dict(),
-        config=config.to_dict(),
+        config=config,
         versions={package: metadata.version(package) for package in packages},
+        imported=imported,
     )

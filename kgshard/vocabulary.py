@@ -187,7 +187,8 @@ class Vocabulary(Sequence[str]):
         try:
             table = pq.read_table(path, columns=["label", "degree"], memory_map=True)
         except (OSError, pa.ArrowInvalid, KeyError) as error:
-            raise DataError(f"{path}: not a vocabulary: {error}") from error
+            reason = str(error).partition("\n")[0]
+            raise DataError(f"{path}: not a vocabulary: {reason}") from error
         labels = table["label"].cast(pa.large_string()).combine_chunks()
         if isinstance(labels, pa.ChunkedArray):
             labels = pa.concat_arrays(labels.chunks) if labels.num_chunks else pa.array([], pa.large_string())

@@ -9,20 +9,23 @@ block and the codes of all triples, never by the text.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kgshard.data.dataset import MANIFEST, SPLITS, Dataset, Triples, open_dataset, vocabulary_sha256
-from kgshard.data.readers import read_triples
+from kgshard.data.readers import COLUMNS, read_triples
 from kgshard.data.sources import Source
 from kgshard.errors import DataError
 from kgshard.files import file_sha256, replacing, replacing_directory, write_json
-from kgshard.records import DatasetInfo, SplitInfo
+from kgshard.records import DatasetInfo, SplitInfo, describe_file
 from kgshard.vocabulary import Vocabulary, hash_order
 
 _Codes = npt.NDArray[np.int64]
@@ -49,9 +52,102 @@ def prepare(source: Source, folder: Path) -> Dataset:
     for split, codes in read.items():
         triples[split] = codes.decode(entity_ids, relation_ids, dtype)
     vocabularies = _vocabularies(entity_labels, relation_labels, triples["train"])
-    info = _describe(source, read, triples, *vocabularies)
+    splits = {split: _split_info(codes, triples[split]) for split, codes in read.items()}
+    info = _describe(source.name, splits, triples, *vocabularies, not_read=source.not_read)
     _write(folder, info, triples, *vocabularies)
     return open_dataset(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """Triples that another program numbered: an id is a row of its tables."""
+
+    name: str
+    """Of the dataset."""
+    source: str
+    """Whose numbers they are, for data.json."""
+    entity_labels: Sequence[str]
+    """Label i belongs to row i; no triple need name it."""
+    relation_labels: Sequence[str]
+    triples: Mapping[str, Triples]
+    """Split to int[n, 3]; splits may be absent or empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renumbered:
+    """A prepared dataset, and where its rows were before."""
+
+    dataset: Dataset
+    entity_rows: _Codes
+    """int64[N]: row i of the dataset was row entity_rows[i]."""
+    relation_rows: _Codes
+
+
+def prepare_numbered(numbered: Numbered, folder: Path) -> Renumbered:
+    """Write a prepared dataset at `folder` from triples that are numbered already, in our own order.
+
+    Every label gets an id, whether a triple names it or not.
+
+    Raises:
+        DataError: A label is empty, no text, or not the only one of its kind, or an id has no label.
+    """
+    entity_labels, entity_rows = _in_hash_order(numbered.entity_labels, "entity")
+    relation_labels, relation_rows = _in_hash_order(numbered.relation_labels, "relation")
+    ids = _inverse(entity_rows), _inverse(relation_rows), _inverse(entity_rows)
+    triples = {split: _renumber(numbered.triples.get(split), ids, split) for split in SPLITS}
+    splits = {
+        split: SplitInfo(
+            triples=len(triples[split]),
+            source=numbered.source,
+            lines=len(given),
+            duplicates=len(given) - len(triples[split]),
+        )
+        for split, given in numbered.triples.items()
+    }
+    vocabularies = _vocabularies(entity_labels, relation_labels, triples["train"])
+    info = _describe(numbered.name, splits, triples, *vocabularies)
+    _write(folder, info, triples, *vocabularies)
+    return Renumbered(open_dataset(folder), entity_rows, relation_rows)
+
+
+def _in_hash_order(labels: Sequence[str], kind: str) -> tuple[pa.Array, _Codes]:
+    """Return labels in hash order, and the position that each one had."""
+    try:
+        given = pa.array(labels, pa.large_string())
+    except UnicodeEncodeError as error:
+        raise DataError(f"{kind} label {error.object!r} is no Unicode text") from None
+    order = hash_order(given)
+    ordered = given.take(pa.array(order))
+    repeated = pc.equal(ordered[1:], ordered[:-1]).to_numpy(zero_copy_only=False)
+    if repeated.any():
+        first, second = sorted(order[int(np.argmax(repeated)) :][:2].tolist())
+        raise DataError(f"{kind} label {labels[first]!r} belongs to row {first} and to row {second}")
+    if (empty := pc.index(ordered, "").as_py()) >= 0:
+        raise DataError(f"the {kind} label of row {order[empty]} is empty")
+    return ordered, order
+
+
+def _inverse(order: _Codes) -> _Codes:
+    positions = np.empty(len(order), np.int64)
+    positions[order] = np.arange(len(order))
+    return positions
+
+
+def _renumber(given: Triples | None, ids: tuple[_Codes, _Codes, _Codes], split: str) -> Triples:
+    """Return the distinct triples [n, 3] by our ids, in the order given."""
+    dtype = np.int32 if max(map(len, ids)) < 2**31 else np.int64
+    if given is None:
+        return np.empty((0, 3), dtype)
+    triples = np.empty((len(given), 3), dtype)
+    for column, new in enumerate(ids):
+        old = given[:, column]
+        if len(old) and not (old.min() >= 0 and old.max() < len(new)):
+            raise DataError(
+                f"{split}: {COLUMNS[column]} ids run from {old.min()} to {old.max()}, "
+                f"but there are labels for 0..{len(new) - 1}"
+            )
+        triples[:, column] = new[old]
+    return triples[first_occurrences(triples)]
 
 
 class _Encoder:
@@ -144,34 +240,36 @@ def _vocabularies(
     )
 
 
+def _split_info(codes: _SplitCodes, triples: Triples) -> SplitInfo:
+    return SplitInfo(
+        triples=len(triples),
+        source=codes.path.name,
+        sha256=file_sha256(codes.path),
+        lines=codes.num_lines,
+        duplicates=codes.num_triples - len(triples),
+        blank=codes.num_blank,
+    )
+
+
 def _describe(
-    source: Source,
-    read: dict[str, _SplitCodes],
+    name: str,
+    splits: dict[str, SplitInfo],
     triples: dict[str, Triples],
     entities: Vocabulary,
     relations: Vocabulary,
+    not_read: Sequence[str] = (),
 ) -> DatasetInfo:
-    splits = {split: SplitInfo(triples=len(triples[split])) for split in SPLITS}
-    for split, codes in read.items():
-        splits[split] = SplitInfo(
-            triples=len(triples[split]),
-            source=codes.path.name,
-            sha256=file_sha256(codes.path),
-            lines=codes.num_lines,
-            duplicates=codes.num_triples - len(triples[split]),
-            blank=codes.num_blank,
-        )
     return DatasetInfo(
         format="kgshard.data/1",
-        name=source.name,
+        name=name,
         num_entities=len(entities),
         num_relations=len(relations),
-        splits=splits,
+        splits={split: splits.get(split, SplitInfo(triples=0)) for split in SPLITS},
         unseen_in_train={
             split: _num_with_unseen_entity(triples[split], entities.degrees) for split in ("valid", "test")
         },
         vocabulary_sha256=vocabulary_sha256(entities, relations),
-        not_read=source.not_read,
+        not_read=list(not_read),
     )
 
 
@@ -192,7 +290,8 @@ def _write(
         relations.save(temporary / "relations.parquet")
         for split in SPLITS:
             save_array(temporary / f"{split}.npy", triples[split])
-        write_json(temporary / MANIFEST, info)
+        files = {path.name: describe_file(path) for path in sorted(temporary.iterdir())}
+        write_json(temporary / MANIFEST, msgspec.structs.replace(info, files=files))
 
 
 def save_array(path: Path, array: npt.NDArray[Any]) -> None:

@@ -33,6 +33,8 @@ class LinkModel:
     num_relations: int
     """Relations of the graph, inverses not counted."""
     reciprocal: bool
+    offset: float = 0.0
+    """Added to every score: a foreign program's margin. No rank depends on it."""
 
     def __post_init__(self) -> None:
         self.scoring.check_dim(self.dim)
@@ -127,6 +129,7 @@ class LinkModel:
             "num_relations": self.num_relations,
             "reciprocal": self.reciprocal,
             "complex_layout": "halves",
+            "offset": self.offset,
         }
 
     @staticmethod
@@ -138,4 +141,5 @@ class LinkModel:
             num_entities=int(value["num_entities"]),
             num_relations=int(value["num_relations"]),
             reciprocal=bool(value["reciprocal"]),
+            offset=float(value.get("offset", 0.0)),
         )

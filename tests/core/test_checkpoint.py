@@ -158,6 +158,7 @@ def test_twelve_ranks_are_put_together_by_the_manifest(tmp_path: Path) -> None:
         (folder / piece["file"]).rename(folder / other)
         manifest["files"][other] = manifest["files"].pop(piece["file"])
         piece["file"] = other
+    del manifest["seal"]  # it is of the text as it was
     (folder / "manifest.json").write_text(json.dumps(manifest))
     opened = open_run(run.folder).checkpoint
     assert opened.entities.read(range(30))[:, 0].tolist() == list(range(30))

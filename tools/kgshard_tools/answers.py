@@ -144,7 +144,7 @@ class TrainedModel:
         queries = self._queries(side, anchors, relations)
         candidates = link_lift(self.link_model, side)(self._table.gather(answers).astype(np.float64))
         scores: Scores = self.link_model.metric.score_pairs(queries, candidates)
-        return scores
+        return scores + self.link_model.offset
 
     def evaluate(self, split: str = "test", **settings: Any) -> Evaluation:
         """Rank a split's triples among all entities; `settings` are those of `kgshard.evaluate`."""
@@ -172,7 +172,7 @@ class TrainedModel:
             "num_known": len(splits),
             "by": "inverse relation" if side == "head" and self.link_model.reciprocal else "relation",
         }
-        return self._answers(described, ids, scores, splits)
+        return self._answers(described, ids, scores + self.link_model.offset, splits)
 
     def _known_answers(self, side: Side, anchor: int, relation: int) -> dict[int, str]:
         """Return the known answers to a question, each with the first split that holds it."""

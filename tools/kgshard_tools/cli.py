@@ -6,6 +6,7 @@ stdout carries results, stderr progress and errors. Exit codes: 0 done, 1 failed
 
 from __future__ import annotations
 
+import keyword
 import os
 import signal
 import sys
@@ -23,14 +24,19 @@ COMMANDS = {
     "ingest": "Turn triples into a prepared dataset.",
     "models": "List the models that can be trained.",
     "train": "Train embeddings on row-sharded tables.",
+    "import": "Make a run of another program's model.",
     "curves": "Draw a run's loss and validation curves.",
     "evaluate": "Rank a split's triples among all entities.",
-    "merge-shards": "Merge a run's shards into one safetensors file.",
+    "merge-shards": "Merge a run's shards into one safetensors file, or a few.",
+    "reshard": "Cut a run's tables into another number of shards.",
     "export": "Write a run's tables for other programs.",
+    "card": "Write a run's model card, as a Hugging Face hub shows it.",
     "index": "Build FAISS indexes of a run.",
     "predict": "Find the missing tail or head of a triple.",
     "neighbors": "Find the entities most like another.",
     "vector": "Print the vector of an entity.",
+    "info": "Say what a folder or file is.",
+    "verify": "Check the files of a run, a dataset, an index or a model.",
 }
 """Command name to one line of help. Kept here so that `--help` imports no command."""
 
@@ -46,7 +52,8 @@ class LazyGroup(click.Group):
             return None
         if is_rank() and cmd_name != "train":
             raise click.UsageError(f"torchrun is for kgshard train; {cmd_name} starts ranks of its own")
-        module = import_module(f"kgshard_tools.commands.{cmd_name.replace('-', '_')}")
+        name = cmd_name.replace("-", "_")
+        module = import_module(f"kgshard_tools.commands.{name}{'_' * keyword.iskeyword(name)}")
         command: click.Command = module.command
         return command
 

@@ -108,7 +108,7 @@ def merge_shards(
     else:
         check_replaceable(out, ours=is_ours(out, "merged", True), names=_NAMES, what="a merged model")
     if verify:
-        stored.checkpoint.check_hashes()
+        stored.verify()
     rows, notes = stored.model.num_entities, _notes(stored, dtype)
     if out.suffix == ".safetensors":
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from kgshard.data.dataset import Dataset
 from kgshard.errors import RunError
 from kgshard.files import AnyPath, read_json
 from kgshard.models.link import LinkModel
-from kgshard.runs import MANIFEST_FILE, Checkpoint, Run, is_run, open_run
+from kgshard.runs import MANIFEST_FILE, RUN_FILE, Checkpoint, Run, is_run, open_run
 from kgshard.shards import ENTITIES, TABLE_DTYPES, StoredTable
 
 CONFIG_FILE = "config.json"
@@ -42,6 +42,20 @@ class Stored:
             return labels.row_name(row)
 
         return name
+
+    def verify(self) -> None:
+        """Compare every file that an output is made of with its hash: shards, labels, triples, records.
+
+        Raises:
+            ShardError: Naming the first file that is not what was written.
+        """
+        from kgshard_tools.verify.data import dataset_files  # it reads what this module describes
+        from kgshard_tools.verify.hashes import check_record
+
+        check_record(self.run.folder / RUN_FILE)
+        self.checkpoint.check_hashes()
+        for _ in dataset_files(self.dataset.folder, deep=False):
+            pass
 
     def config(self) -> dict[str, Any]:
         """Return what config.json says beside merged or exported tables."""

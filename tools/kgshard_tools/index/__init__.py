@@ -23,11 +23,11 @@ from typing import Any, Literal
 import numpy as np
 
 from kgshard.errors import ConfigError, NonFiniteError, RunError
-from kgshard.files import AnyPath, file_sha256, read_json, replacing, write_json
+from kgshard.files import AnyPath, check_seal, file_sha256, read_json, replacing, write_json
 from kgshard.models.link import SIDES, Side
 from kgshard.models.metric import DOT, Metric
 from kgshard.records import IndexFile, IndexInfo
-from kgshard.runs import open_run
+from kgshard.runs import is_file_name, open_run
 from kgshard.shards import Floats, first_non_finite
 from kgshard_tools.lifts import UNIT_LENGTH, Lift, link_lift
 from kgshard_tools.search import CandidateSource, Scan
@@ -124,8 +124,13 @@ def _indexes(folder: Path) -> dict[str, IndexInfo]:
     if not path.is_file():
         return {}
     try:
-        return read_json(path, IndexFile).indexes
-    except ValueError as error:
+        check_seal(path)
+        indexes = read_json(path, IndexFile).indexes
+        for info in indexes.values():
+            if not is_file_name(info.file):
+                raise ValueError(f"{info.file!r} is no name of a file in this folder")
+        return indexes
+    except (OSError, ValueError) as error:
         raise RunError(f"{path}: {error}; remove it and run kgshard index again") from error
 
 
