@@ -24,7 +24,7 @@ LIGHT = {
 
 WRITES_TO_A_TEMPORARY_OF_ITS_CALLER = {
     # merge_shards hands it a path from replacing or replacing_directory.
-    ("kgshard_tools.merge", "_write_model"),
+    ("kgshard_tools.rows", "write_safetensors"),
     # save_checkpoint hands it a path in the temporary folder, and renames that.
     ("kgshard.checkpoint", "_write_tensors"),
     # Removes complete checkpoints of its own run that no pointer names any more.

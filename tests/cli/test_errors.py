@@ -355,7 +355,7 @@ def write_slowly(stored, folder):
     (folder / "entities.npy").write_bytes(b"half")
     print("writing", flush=True)
     time.sleep(600)
-export.WRITERS["numpy"] = export.Writer(write_slowly, ())
+export.FORMATS["numpy"] = export.Format("slow", write_slowly, ())
 main(sys.argv[1:])
 """
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from graphs import Triple, make_run, ring, save_tables, tree
 from kgshard_tools.export import export
+from kgshard_tools.export.labels import escape_line
 from runs import begun_run
 
 from kgshard.config import TrainConfig
@@ -105,8 +106,8 @@ def test_parameters_that_all_rows_share_are_arrays_of_their_own(
     assert files == {f"shared-{name}.npy" for name in run.model.scoring.shared_init(16)}
     monkeypatch.chdir(tmp_path / "arrays")
     names: dict[str, Any] = {}
-    for note in written.notes:
-        exec(note, names)
+    for line in written.python:
+        exec(line, names)
     assert set(names["shared"]) == set(shared)
     for name, values in names["shared"].items():
         assert values.dtype.str == "<f4"
@@ -148,10 +149,8 @@ def test_hostile_labels_round_trip(tmp_path: Path) -> None:
 
 def test_a_newline_in_a_label_takes_one_line(tmp_path: Path) -> None:
     """No TSV can hold such a label, so it goes straight to the writer."""
-    from kgshard_tools.export.numpy import _write_labels
-
     labels = ["a\nb", "a\\nb", "\\\n\\", "", "\n"]
-    _write_labels([labels[:2], labels[2:]], tmp_path / "labels.txt")
+    (tmp_path / "labels.txt").write_text("".join(f"{escape_line(label)}\n" for label in labels), newline="")
     assert (tmp_path / "labels.txt").read_bytes().count(b"\n") == len(labels)
     assert read_labels(tmp_path / "labels.txt") == labels
 
@@ -174,7 +173,7 @@ def test_bfloat16_is_widened_exactly_and_said_so(tmp_path: Path) -> None:
     assert array.dtype.str == "<f4"
     rounded = torch.from_numpy(values).to(torch.bfloat16).to(torch.float32).numpy()
     assert array.tobytes() == rounded.tobytes()
-    assert any("BF16" in note and "widened" in note for note in written.notes)
+    assert any("bfloat16 was widened" in note for note in written.notes)
 
 
 def test_float32_says_nothing_of_widening(tmp_path: Path) -> None:
@@ -188,11 +187,12 @@ def test_float32_says_nothing_of_widening(tmp_path: Path) -> None:
 
 def test_the_loading_lines_it_prints_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path, ring(7), dim=4)
-    notes = export(run.folder, "numpy", tmp_path / "arrays").notes
+    lines = export(run.folder, "numpy", tmp_path / "arrays").python
+    assert len(lines) == 3
     monkeypatch.chdir(tmp_path / "arrays")
     names: dict[str, Any] = {}
-    for note in notes:
-        exec(note, names)
+    for line in lines:
+        exec(line, names)
     assert names["labels"] == list(run.dataset.entities)
     assert names["entities"].shape == (7, 4)
 

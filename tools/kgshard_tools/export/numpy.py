@@ -1,91 +1,67 @@
 """numpy arrays, the way get_embeddings returns them.
 
-    entities.npy             float32 [num_entities, dim]
-    relations.npy            float32 [num_relations, relation_dim]
+    entities.npy             [num_entities, dim]
+    relations.npy            [num_relations, relation_dim]
     inverse_relations.npy    the same shape, only with reciprocal relations: (?, r, t) is (t, r', ?)
     shared-NAME.npy          float32, one for each parameter that all rows share, if there are any
     entities.txt             one label a line, row i on line i; newline is written \\n, backslash \\\\
     relations.txt            the same
-    entities.parquet, relations.parquet    id, label, kind, degree
+    entities.parquet, relations.parquet    id, label, kind, degree; row i is label i
     config.json              score function, dimensions, layout of complex numbers
 
-Arrays are C-order, little-endian, and load with mmap_mode="r". numpy has no bfloat16: such tables are
-widened to float32, exactly.
+Arrays are C-order, little-endian float32 or float16, and load with mmap_mode="r".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
-from kgshard.files import link_or_copy, replacing
-from kgshard.shards import StoredTable
-from kgshard.vocabulary import read_labels
-from kgshard_tools.merge import copy_rows
-from kgshard_tools.stored import Stored
-
-_VOCABULARIES = ("entities", "relations")
-NAMES = (
-    *(f"{name}.{ending}" for name in _VOCABULARIES for ending in ("npy", "txt", "parquet")),
-    *("inverse_relations.npy", "shared-*.npy"),
-)
-"""Patterns of all names this format writes."""
+from kgshard.files import replacing
+from kgshard.shards import TABLE_DTYPES
+from kgshard_tools.export.format import Format
+from kgshard_tools.export.labels import write_label_lines, write_vocabulary
+from kgshard_tools.export.tables import Export, Rows
 
 
-def write_numpy(stored: Stored, folder: Path) -> list[str]:
+def write_numpy(what: Export, folder: Path) -> list[str]:
     """Fill `folder`; return how to load it."""
-    entities, relations = stored.checkpoint.entities, stored.checkpoint.relations
-    num_relations = stored.model.num_relations
-    _write_rows(entities, range(entities.num_rows), folder / "entities.npy")
-    _write_rows(relations, range(num_relations), folder / "relations.npy")
-    if stored.model.reciprocal:
-        inverses = range(num_relations, stored.model.num_relation_rows)
-        _write_rows(relations, inverses, folder / "inverse_relations.npy")
-    for name, values in stored.checkpoint.shared.items():
+    _write_rows(what.entities, folder / "entities.npy")
+    _write_rows(what.relations, folder / "relations.npy")
+    if what.inverses is not None:
+        _write_rows(what.inverses, folder / "inverse_relations.npy")
+    for name, values in what.shared.items():
         with replacing(folder / f"shared-{name}.npy") as temporary, temporary.open("wb") as file:
             np.save(file, values)
-    for name in _VOCABULARIES:
-        vocabulary = stored.dataset.folder / f"{name}.parquet"
-        _write_labels(read_labels(vocabulary), folder / f"{name}.txt")
-        link_or_copy(vocabulary, folder / f"{name}.parquet")
-    return _how_to_load(stored)
-
-
-def _how_to_load(stored: Stored) -> list[str]:
-    dtype, shared = stored.checkpoint.entities.dtype, list(stored.checkpoint.shared)
+    for name, rows in (("entities", what.entities), ("relations", what.relations)):
+        write_label_lines(rows, folder / f"{name}.txt")
+        write_vocabulary(rows, folder / f"{name}.parquet")
+    loaded = ", ".join(f'numpy.load("{name}.npy", mmap_mode="r")' for name in ("entities", "relations"))
     lines = [
         "import numpy, pyarrow.parquet",
-        'entities = numpy.load("entities.npy", mmap_mode="r")',
-        'relations = numpy.load("relations.npy", mmap_mode="r")',
+        f"entities, relations = {loaded}",
         'labels = pyarrow.parquet.read_table("entities.parquet")["label"].to_pylist()',
     ]
-    if shared:
-        lines.append(f'shared = {{name: numpy.load(f"shared-{{name}}.npy") for name in {shared}}}')
-    if dtype != "F32":
-        lines.append(f"{dtype} was widened to float32, exactly; numpy has no such dtype")
+    if what.shared:
+        names = list(what.shared)
+        lines.append(f'shared = {{name: numpy.load(f"shared-{{name}}.npy") for name in {names}}}')
     return lines
 
 
-def _write_rows(table: StoredTable, rows: range, path: Path) -> None:
+def _write_rows(rows: Rows, path: Path) -> None:
     with replacing(path) as temporary, temporary.open("wb") as file:
-        header = {"descr": "<f4", "fortran_order": False, "shape": (len(rows), table.dim)}
+        header = {"descr": TABLE_DTYPES[rows.dtype][0], "fortran_order": False, "shape": rows.shape}
         np.lib.format.write_array_header_1_0(file, header)
-        if table.dtype == "F32":
-            copy_rows(table, rows, file)
-        else:
-            _write_widened(table, rows, file)
+        rows.write(file)
 
 
-def _write_widened(table: StoredTable, rows: range, file: BinaryIO) -> None:
-    for _, values in table.blocks(rows):
-        file.write(np.ascontiguousarray(values, "<f4").data)
-
-
-def _write_labels(blocks: Iterable[list[str]], path: Path) -> None:
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        for labels in blocks:
-            for label in labels:
-                file.write(label.replace("\\", "\\\\").replace("\n", "\\n").encode() + b"\n")
+FORMAT = Format(
+    "numpy arrays with labels as text and Parquet",
+    write_numpy,
+    (
+        *(f"{name}.{ending}" for name in ("entities", "relations") for ending in ("npy", "txt", "parquet")),
+        *("inverse_relations.npy", "shared-*.npy"),
+    ),
+    dtypes=("float32", "float16"),
+)

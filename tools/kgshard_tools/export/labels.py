@@ -1,0 +1,43 @@
+"""Labels beside exported rows, as text and as Parquet. Row i is label i."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kgshard.files import link_or_copy, replacing
+from kgshard_tools.export.tables import Rows
+
+
+def write_label_lines(rows: Rows, path: Path) -> None:
+    """Write one label a line; a newline in it is written \\n, a backslash \\\\."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        for labels in rows.labels():
+            file.write("".join(f"{escape_line(label)}\n" for label in labels).encode())
+
+
+def escape_line(label: str) -> str:
+    """Return a label as one line of text; see `write_label_lines`."""
+    return label.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def write_vocabulary(rows: Rows, path: Path) -> None:
+    """Write a Parquet file of id (the position among the exported rows), label, kind and degree."""
+    if rows.all_labels:
+        link_or_copy(rows.vocabulary, path)
+        return
+    with replacing(path) as temporary, pq.ParquetWriter(temporary, _SCHEMA, compression="zstd") as writer:
+        position = 0
+        for batch in rows.columns(["label", "kind", "degree"]):
+            ids = pa.array(np.arange(position, position + len(batch)))
+            columns = [ids, *(batch.column(name) for name in ("label", "kind", "degree"))]
+            writer.write_table(pa.table(columns, names=["id", "label", "kind", "degree"]).cast(_SCHEMA))
+            position += len(batch)
+
+
+_SCHEMA = pa.schema(
+    [("id", pa.int64()), ("label", pa.large_string()), ("kind", pa.string()), ("degree", pa.int64())]
+)
