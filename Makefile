@@ -5,8 +5,9 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 RUN := demo-run
+INTEROP := .venv-interop
 
-.PHONY: demo test lint bench world clean
+.PHONY: demo test interop lint bench world clean
 
 # A marker newer than what it was installed from, so that install runs once.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -30,6 +31,18 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -q
 
+# Exports read back by PyKEEN, PyTorch-BigGraph and DGL-KE too, in an environment of their own. The last two
+# are taken without what they depend on, which would not install beside a current torch.
+$(INTEROP)/installed: pyproject.toml constraints.txt
+	test -x $(INTEROP)/bin/python || $(PYTHON) -m venv $(INTEROP)
+	$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]" pykeen==1.11.1
+	$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps torchbiggraph==1.0.0 dglke==0.1.2
+	touch $@
+
+interop: $(INTEROP)/installed
+	KGSHARD_PYKEEN_PYTHON=$(INTEROP)/bin/python $(INTEROP)/bin/python -m pytest -q -rs tests/tools/export \
+		tests/tools/importers -m "nightly or not nightly"
+
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -47,4 +60,4 @@ world: $(VENV)/installed
 	$(BIN)/python tools/build_world_graph.py
 
 clean:
-	rm -rf $(VENV) $(RUN) build dist *.egg-info
+	rm -rf $(VENV) $(INTEROP) $(RUN) build dist *.egg-info

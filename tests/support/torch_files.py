@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 Array = npt.NDArray[Any]
+_PROGRAMS = ("pykeen", "kge")
 
 
 class StandIns:
@@ -30,6 +31,8 @@ class StandIns:
 
     def __enter__(self) -> StandIns:
         self._stack.enter_context(patch.dict(sys.modules))
+        for name in [name for name in sys.modules if name.split(".")[0] in _PROGRAMS]:
+            del sys.modules[name]  # The real program, where it is installed, has classes of these names.
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -60,9 +63,10 @@ def pykeen_representation(
 ) -> torch.nn.Module:
     """Return PyKEEN's representation by a table of rows [n, ...], numbers of two parts being complex."""
     flat = torch.from_numpy(np.ascontiguousarray(rows.reshape(len(rows), -1)))
+    table = torch.nn.Embedding(len(flat), flat.shape[1], _weight=flat)
     return stand_ins.module(
         f"pykeen.nn.representation.{kind}",
-        _embeddings=torch.nn.Embedding.from_pretrained(flat, freeze=False),
+        _embeddings=table,
         _shape=rows.shape[1:],
         normalizer=None if normalizer is None else stand_ins.named(normalizer),
     )

@@ -1,7 +1,7 @@
 """Other programs' models, made runs. A new format is one file, and one line here.
 
 Nothing of a source is executed: arrays are mapped, JSON and text are parsed, pickles are read as data
-(`kgshard_tools.importers.pickles`).
+(`kgshard_tools.importers.pickles`, `torch_files`).
 """
 
 from __future__ import annotations

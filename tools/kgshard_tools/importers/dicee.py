@@ -27,8 +27,9 @@ from kgshard.data.dataset import SPLITS
 from kgshard.errors import ConfigError, DataError
 from kgshard.files import read_json
 from kgshard_tools.importers.foreign import ForeignFloats, ForeignIds, ForeignModel, Importer, ImportOptions
-from kgshard_tools.importers.pickles import read_pickle, read_torch
+from kgshard_tools.importers.pickles import read_pickle
 from kgshard_tools.importers.texts import Splits, find_file, in_order, read_splits
+from kgshard_tools.importers.torch_files import read_torch
 
 _CONFIG, _WEIGHTS = "configuration.json", "model.pt"
 _INVERSE = "_inverse"

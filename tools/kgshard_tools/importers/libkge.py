@@ -28,9 +28,10 @@ import numpy as np
 
 from kgshard.errors import ConfigError, DataError
 from kgshard_tools.importers.foreign import ForeignFloats, ForeignModel, Importer, ImportOptions
-from kgshard_tools.importers.pickles import Object, read_torch
+from kgshard_tools.importers.pickled_objects import Object
 from kgshard_tools.importers.pykeen import read_id_triples
 from kgshard_tools.importers.texts import Splits, read_numbered_labels, read_splits
+from kgshard_tools.importers.torch_files import read_torch
 
 _RECIPROCAL = "reciprocal_relations_model"
 _SPLITS = ("train", "valid", "test")

@@ -30,8 +30,9 @@ import pyarrow.csv
 
 from kgshard.errors import ConfigError, DataError
 from kgshard_tools.importers.foreign import ForeignFloats, ForeignModel, Importer, ImportOptions
-from kgshard_tools.importers.pickles import Object, Symbol, module_tensors, read_torch
+from kgshard_tools.importers.pickled_objects import Object, Symbol
 from kgshard_tools.importers.texts import Splits, in_order, read_splits
+from kgshard_tools.importers.torch_files import module_tensors, read_torch
 
 _MODEL, _TRIPLES = "trained_model.pkl", "training_triples"
 _ENTITY_FILE, _RELATION_FILE, _TRIPLE_FILE = (
