@@ -115,7 +115,9 @@ def save_checkpoint(
     """
     exchange, shared = table.exchange, shared or {}
     folder = run.folder / "checkpoints" / checkpoint_name(step)
-    exchange.share_failure(_non_finite(run, table, relations, shared))
+    exchange.share_failure(
+        _non_finite(run, table, relations, shared) or (_non_finite_state(optimizer) if optimizer else None)
+    )
     with exchange.patiently():  # Disks may take longer than a step ever does.
         _save(run, folder, table, relations, shared, optimizer, step=step, epoch=epoch, best=best)
     return folder
@@ -196,6 +198,17 @@ def _non_finite(
     for name, values in shared.items():
         if not torch.isfinite(values).all():
             return NonFiniteError(f"shared parameter {name!r} {_NOT_FINITE}")
+    return None
+
+
+def _non_finite_state(optimizer: OptimizerState) -> NonFiniteError | None:
+    """Return the error of optimizer state that is not finite, or None."""
+    tables = {"entity": optimizer.entities, "relation": optimizer.relations}
+    of_each = tables | {f"shared parameter {name!r}": state for name, state in optimizer.shared.items()}
+    for owner, state in of_each.items():
+        for part, values in state.items():
+            if any(not torch.isfinite(block).all() for block in values.split(_BLOCK_ROWS)):
+                return NonFiniteError(f"optimizer state {part!r} of {owner} rows {_NOT_FINITE}")
     return None
 
 

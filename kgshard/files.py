@@ -74,13 +74,13 @@ def place(temporary: Path, path: Path) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling of `path`; on success it is synced and renamed over `path`.
 
-    On an exception the temporary file is removed and whatever was at `path` stays. A symbolic link at
-    `path` stays too; what it points to is replaced.
+    On an exception the temporary file is removed and whatever was at `path` stays; missing parents are
+    made, and then taken away again. A symbolic link at `path` stays too; what it points to is replaced.
     """
     path = _real(path)
-    remove_stale(path.parent, glob.escape(path.name))
     temporary = temporary_sibling(path)
-    with _naming(path):
+    with _naming(path), _parents_made(path):
+        remove_stale(path.parent, glob.escape(path.name))
         try:
             yield temporary
             sync(temporary)
@@ -100,20 +100,30 @@ def replacing_directory(path: Path) -> Iterator[Path]:
     """
     path = _real(path)
     temporary = temporary_sibling(path)
-    new_parents = [parent for parent in path.parents if not parent.exists()]
-    with _naming(path):
+    with _naming(path), _parents_made(path):
         remove_stale(path.parent, glob.escape(path.name))
-        temporary.mkdir(parents=True)
+        temporary.mkdir()
         try:
             yield temporary
             sync_tree(temporary)
             swap_directory(temporary, path)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
-            for parent in new_parents:
-                with suppress(OSError):
-                    parent.rmdir()
             raise
+
+
+@contextmanager
+def _parents_made(path: Path) -> Iterator[None]:
+    """Make the missing parents of a path; take them away again after an exception."""
+    new_parents = [parent for parent in path.parents if not parent.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for parent in new_parents:
+            with suppress(OSError):
+                parent.rmdir()
+        raise
 
 
 def _real(path: Path) -> Path:
@@ -122,11 +132,12 @@ def _real(path: Path) -> Path:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Give errors that name no file (a full disk) the path that was being written."""
+    """Give errors that name no file (a full disk), or a temporary one, the path that was being written."""
     try:
         yield
     except OSError as error:
-        if error.filename is None and error.errno is not None:
+        named = str(error.filename or "")
+        if error.errno is not None and (not named or TEMPORARY_PREFIX in named):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
@@ -256,7 +267,7 @@ def read_json(path: Path, type: Any = Any) -> Any:
         raise ValueError("no ordinary file")  # A pipe would wait for somebody to write.
     try:
         return msgspec.json.decode(path.read_bytes(), type=type)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError, OverflowError) as error:
         raise ValueError(str(error)) from error
 
 
@@ -309,26 +320,33 @@ def start_writeback(file: BinaryIO, position: int, length: int) -> None:
     """Let the disk begin with what was written to a file, which will be synced in the end anyway.
 
     So the disk works while the next bytes are copied or computed. Advice that pages are no longer needed
-    does that, and drops none of them, for they are not on the disk yet.
+    does that, and drops none that are not on the disk yet.
     """
     os.posix_fadvise(file.fileno(), position, length, os.POSIX_FADV_DONTNEED)
 
 
 def _copy_block(source: BinaryIO, offset: int, length: int, target: BinaryIO) -> int:
-    try:
+    with suppress(OSError):  # Where the file systems cannot, which some say by copying nothing.
         copied = os.copy_file_range(source.fileno(), target.fileno(), length, offset)
-    except OSError:
-        block = os.pread(source.fileno(), min(length, _BLOCK_BYTES), offset)
-        copied = 0
-        while copied < len(block):
-            copied += os.write(target.fileno(), block[copied:])
+        if copied:
+            return copied
+    block = os.pread(source.fileno(), min(length, _BLOCK_BYTES), offset)
+    copied = 0
+    while copied < len(block):
+        copied += os.write(target.fileno(), block[copied:])
     return copied
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file into a temporary place of the caller's, as the kernel copies it (`copy_bytes`)."""
+    with source.open("rb") as read, target.open("wb") as written:
+        copy_bytes(read, 0, source.stat().st_size, written)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
     """Give `source` a second name, or copy it where that cannot be done.
 
-    Safe because kgshard never changes a finished file in place.
+    For what kgshard alone writes, since it never changes a finished file in place; users get copies.
     """
     try:
         os.link(source, target)

@@ -129,6 +129,20 @@ def describe_file(path: Path) -> FileInfo:
     return FileInfo(path.stat().st_size, file_sha256(path))
 
 
+class ListedFile(Struct, frozen=True):
+    """What a folder's record may say of a file beside it."""
+
+    bytes: int
+    sha256: str | None = None
+    """Where it was asked for."""
+
+
+class Listing(Struct, frozen=True):
+    """What any record may say of the files beside it, by their paths from there."""
+
+    files: dict[str, ListedFile] = {}
+
+
 class Manifest(Struct, frozen=True):
     """A checkpoint: the only source of order and of truth."""
 

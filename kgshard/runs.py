@@ -21,8 +21,10 @@ renamed into place.
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -34,7 +36,7 @@ from kgshard.data.dataset import DATASET_NAMES, Dataset, open_dataset
 from kgshard.errors import ConfigError, DataError, NonFiniteError, RunError, ShardError
 from kgshard.files import AnyPath, check_seal, file_sha256, is_record, read_json
 from kgshard.models.link import LinkModel
-from kgshard.records import Manifest, PieceInfo, RunInfo
+from kgshard.records import Listing, Manifest, PieceInfo, RunInfo
 from kgshard.shards import (
     ENTITIES,
     RELATIONS,
@@ -74,14 +76,12 @@ RUN_NAMES = (
         )
     ),
     "eval/*.json",
-    *(f"model/{name}" for name in ("*.safetensors", "*.json", "*.parquet", "README.md")),
+    *(f"model/{name}" for name in ("model.safetensors", "model-*-of-*.safetensors", "optimizer.safetensors")),
+    *(f"model/{name}" for name in ("model.safetensors.index.json", "config.json", "README.md")),
+    *("model/entities.parquet", "model/relations.parquet"),
     *("index/index.json", "index/*.faiss"),
-    *(f"export-*/*.{ending}" for ending in ("json", "npy", "txt", "parquet", "safetensors", "md", "vec")),
-    *(f"export-*/*.{ending}" for ending in ("bin", "tsv", "csv", "pbtxt", "yaml", "del")),
-    *(f"export-*/*/*.{ending}" for ending in ("pth", "gz", "txt", "json", "h5")),
-    "export-*/*/*/*.h5",
 )
-"""Patterns of the paths of all files that kgshard writes into a run folder."""
+"""Patterns of the paths of all files that kgshard writes into a run, exports aside; see `run_names`."""
 
 
 CHECKPOINT_NAME = re.compile("step-[0-9]{8,}")
@@ -272,6 +272,16 @@ def _check_manifest(manifest: Manifest) -> None:
             raise ValueError(f"names a piece {piece.file!r} that is none of its files")
         if not all(0 <= row < 2**63 for row in piece.rows):
             raise ValueError(f"{piece.file!r} cannot hold rows {piece.rows[0]}..{piece.rows[1]}")
+
+
+def run_names(folder: Path) -> list[str]:
+    """Return patterns of the paths of all files that kgshard wrote into a run: an export lists its own."""
+    names = list(RUN_NAMES)
+    for record in folder.glob("export-*/config.json"):
+        with suppress(OSError, ValueError):
+            listed = [record.name, *read_json(record, Listing).files]
+            names += [f"{glob.escape(record.parent.name)}/{glob.escape(name)}" for name in listed]
+    return names
 
 
 def is_file_name(name: str) -> bool:

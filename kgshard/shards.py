@@ -37,6 +37,9 @@ _MAX_HEADER_VALUES = 200_000
 """So that a hostile header costs less than 64 MiB and a second. Those of models are far smaller."""
 _MAX_AXES = 64
 _MAX_REASON = 300
+_MAX_MAPPED = 16
+"""Pieces of a table that are mapped at once: each holds a file descriptor."""
+_BLOCK_ROWS, _BLOCK_VALUES = 1 << 14, 1 << 21
 _PRIVATE: Literal["c"] = "c"
 """Copy on write: torch takes no read-only memory, and nothing done to a mapped row reaches the file."""
 
@@ -290,15 +293,24 @@ class StoredTable:
         return self.num_rows, self.dim
 
     def _stored(self, index: int) -> npt.NDArray[Any]:
-        if index not in self._mapped:
+        mapped = self._mapped.get(index)
+        if mapped is None:
             info = self.pieces[index].info
             kind = np.dtype(STORED_DTYPES[info.dtype][0])
-            self._mapped[index] = (
-                np.memmap(self.pieces[index].path, kind, _PRIVATE, info.offset, info.shape)
-                if math.prod(info.shape)
-                else np.empty(info.shape, kind)
-            )
-        return self._mapped[index]
+            if not math.prod(info.shape):
+                return np.empty(info.shape, kind)
+            while len(self._mapped) >= _MAX_MAPPED:
+                self._mapped.pop(next(iter(self._mapped)), None)
+            mapped = np.memmap(self.pieces[index].path, kind, _PRIVATE, info.offset, info.shape)
+            self._mapped[index] = mapped
+        return mapped
+
+    def release(self) -> None:
+        """Let go of what is mapped, and of the memory that its pages take; reading maps it again.
+
+        Rows that somebody still holds stay as they are.
+        """
+        self._mapped.clear()
 
     def read(self, rows: range) -> Floats:
         """Return float32[len(rows), dim]: consecutive rows.
@@ -308,20 +320,29 @@ class StoredTable:
         """
         if len(rows) and not (rows.start >= 0 and rows.stop <= self.num_rows):
             raise IndexError(f"rows {rows.start}..{rows.stop} leave a table of {self.num_rows} rows")
-        parts = [
-            widen(self._stored(index)[here.start : here.stop], self.dtype)
-            for index, here in self._overlaps(rows)
-        ]
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate(parts) if parts else np.empty((0, self.dim), np.float32)
+        overlaps = list(self._overlaps(rows))
+        if len(overlaps) == 1:
+            [(index, here)] = overlaps
+            return widen(self._stored(index)[here.start : here.stop], self.dtype)
+        values = np.empty((len(rows), self.dim), np.float32)
+        position = 0
+        for index, here in overlaps:
+            stop = position + len(here)
+            values[position:stop] = widen(self._stored(index)[here.start : here.stop], self.dtype)
+            position = stop
+        return values
 
-    def blocks(self, rows: range | None = None, *, size: int = 16384) -> Iterator[tuple[range, Floats]]:
-        """Yield the rows in order, in blocks of at most `size`."""
+    def blocks(self, rows: range | None = None, *, size: int | None = None) -> Iterator[tuple[range, Floats]]:
+        """Yield the rows in order, in blocks of at most `size`, by default 8 MiB of float32.
+
+        No more than a block stays in memory, however many were read.
+        """
         rows = rows if rows is not None else range(self.num_rows)
+        size = size or max(1, min(_BLOCK_ROWS, _BLOCK_VALUES // max(1, self.dim)))
         for start in range(rows.start, rows.stop, size):
             block = range(start, min(start + size, rows.stop))
             yield block, self.read(block)
+            self.release()
 
     def byte_ranges(self, rows: range | None = None) -> Iterator[tuple[Path, int, int]]:
         """Yield (file, offset, length) of the rows as they are stored, in row order."""
@@ -333,11 +354,14 @@ class StoredTable:
 
     def _overlaps(self, rows: range) -> Iterator[tuple[int, range]]:
         """Yield the pieces that hold some of `rows`: each one's index, and its own rows among them."""
-        for index, piece in enumerate(self.pieces):
-            first = piece.rows.start
-            start, stop = max(rows.start, first), min(rows.stop, piece.rows.stop)
+        first = int(np.searchsorted(self._stops, rows.start, side="right"))
+        for index in range(first, len(self.pieces)):
+            here = self.pieces[index].rows
+            if here.start >= rows.stop:
+                return
+            start, stop = max(rows.start, here.start), min(rows.stop, here.stop)
             if start < stop:
-                yield index, range(start - first, stop - first)
+                yield index, range(start - here.start, stop - here.start)
 
     def gather(self, ids: npt.NDArray[np.integer[Any]] | Sequence[int]) -> Floats:
         """Return float32[I, dim]: the rows of `ids`, in their order.

@@ -13,6 +13,7 @@ from graphs import ENTITIES, RELATIONS, ring, write_graph
 import kgshard
 from kgshard.checkpoint import OptimizerState, save_checkpoint
 from kgshard.config import OPTIMIZER_NAMES
+from kgshard.errors import NonFiniteError
 from kgshard.runs import Run, open_run
 from kgshard.training import tasks
 
@@ -75,3 +76,18 @@ def test_it_is_left_out_when_told_to(here: None, tmp_path: Path) -> None:
     assert run.checkpoint.optimizer_tables == {}
     assert not list(run.checkpoint.folder.glob("optim-*"))
     assert "save_optimizer = false" in (run.folder / "config.toml").read_text()
+
+
+@pytest.mark.parametrize("owner", ["entities", "relations", "shared"])
+def test_state_that_is_not_finite_is_no_checkpoint(here: None, tmp_path: Path, owner: str) -> None:
+    def save(*arguments: Any, optimizer: OptimizerState, **settings: Any) -> Path:
+        state = optimizer.shared["core"] if owner == "shared" else getattr(optimizer, owner)
+        state["exp_avg"].view(-1)[3] = float("nan")
+        return save_checkpoint(*arguments, optimizer=optimizer, **settings)
+
+    with (
+        patch.object(tasks, "save_checkpoint", save),
+        pytest.raises(NonFiniteError, match=r"optimizer state 'exp_avg' of .* is not finite"),
+    ):
+        trained(tmp_path, optimizer="adam")
+    assert not list((tmp_path / "run").rglob("*.safetensors"))

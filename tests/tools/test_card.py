@@ -114,3 +114,35 @@ def test_a_card_goes_to_stdout_or_to_a_file_that_is_a_card(run: Run, tmp_path: P
     refused = CliRunner().invoke(command, [str(run.folder), "-o", str(out)])
     assert "not a card" in str(refused.exception)
     assert tree(tmp_path) == before
+
+
+def test_figures_of_a_named_checkpoint_are_that_checkpoints(run: Run) -> None:
+    save_tables(run, np.random.default_rng(1).standard_normal((30, 4)), np.ones((4, 4)), step=2)
+    kgshard.evaluate(run.folder, split="test", checkpoint="step-00000002")
+    (run.folder / "eval" / "test-full-filtered.json").unlink()
+    assert "filtered MRR" in model_card(open_stored(run.folder / "checkpoints" / "step-00000002"))
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", "nonsense", '{"protocol": {}, "metrics": {}}', '{"metrics": 1}']
+)
+def test_figures_that_cannot_be_read_are_none(run: Run, text: str) -> None:
+    (run.folder / "eval" / "test-full-filtered.json").write_text(text)
+    assert "was not evaluated" in model_card(open_stored(run.folder))
+
+
+def test_a_name_beyond_16_bits_is_read_back_whole(run: Run) -> None:
+    hub = pytest.importorskip("huggingface_hub", reason="an extra: pip install 'kgshard[interop]'")
+    record = run.folder / "run.json"
+    record.write_text(record.read_text().replace('"data": "source"', '"data": "kg 😀 é"'))
+    results = hub.ModelCard(model_card(open_stored(run.folder))).data.eval_results
+    assert {result.dataset_name for result in results} == {"kg 😀 é"}
+
+
+def test_a_rounded_model_says_that_its_figures_are_of_another_dtype(run: Run, tmp_path: Path) -> None:
+    merge_shards(run.folder, tmp_path / "m", dtype="bfloat16")
+    assert (
+        "bfloat16 in these files, float32 where it was evaluated"
+        in (tmp_path / "m" / "README.md").read_text()
+    )
+    assert "where it was evaluated" not in model_card(open_stored(run.folder))

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from graphs import ENTITIES, RELATIONS, begin_run, make_run, optimizer_state, ring, save_tables, tree
+from graphs import (
+    ENTITIES,
+    RELATIONS,
+    begin_run,
+    make_run,
+    optimizer_state,
+    ring,
+    save_tables,
+    tree,
+    write_graph,
+)
 from kgshard_tools.merge import merge_shards
 from kgshard_tools.reshard import reshard
 from safetensors.torch import load_file
 from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
 
 import kgshard
+from kgshard.config import TrainConfig
 from kgshard.errors import ConfigError, RunError, ShardError
 from kgshard.partition import RowPartition
 from kgshard.runs import open_run
+from kgshard.start import started_run
 
 
 @pytest.mark.parametrize("shard_relations", [False, True])
@@ -153,3 +168,46 @@ def test_verify_finds_a_flipped_bit_in_optimizer_state(tmp_path: Path) -> None:
             act()
     assert not (tmp_path / "new").exists()
     assert not (tmp_path / "m.safetensors").exists()
+
+
+def test_a_run_that_is_being_trained_is_not_replaced(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", ring(5), dim=2)
+    source = write_graph(tmp_path / "source", ring(5), [], [])
+    with started_run(source, tmp_path / "live", TrainConfig(dim=2)):
+        before = tree(tmp_path / "live")
+        with pytest.raises(RunError, match="is being written by pid"):
+            reshard(run.folder, 2, tmp_path / "live")
+        assert tree(tmp_path / "live") == before
+
+
+def test_labels_and_triples_are_verified_too(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ring(5), dim=2)
+    path = run.folder / "data" / "train.npy"
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(ShardError, match=r"train\.npy: SHA-256 differs"):
+        reshard(run.folder, 2, tmp_path / "new", verify=True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_figures_go_with_the_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ring(5), dim=2)
+    (run.folder / "eval").mkdir()
+    (run.folder / "eval" / "test-full-filtered.json").write_text("{}")
+    reshard(run.folder, 2, tmp_path / "new")
+    assert (tmp_path / "new" / "eval" / "test-full-filtered.json").read_text() == "{}"
+
+
+def test_the_command_says_what_it_wrote_and_how_to_load_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ring(5), [], [("e0", "r0", "e3")], dim=2)
+    command = [sys.executable, "-m", "kgshard", "reshard", str(run.folder), "-o", str(tmp_path / "new")]
+    done = subprocess.run(
+        [*command, "--world-size", "3", "--json"], capture_output=True, text=True, check=True
+    )
+    said = json.loads(done.stdout)
+    assert set(said) == {"files", "rows", "bytes", "seconds", "notes", "python"}
+    assert said["bytes"] == sum(Path(file).stat().st_size for file in said["files"])
+    assert open_run(tmp_path / "new").checkpoint.world_size == 3
+    refused = subprocess.run([*command, "--world-size", "0"], capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)

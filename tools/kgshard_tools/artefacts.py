@@ -12,7 +12,7 @@ from msgspec import Struct
 from kgshard.data.dataset import MANIFEST as DATA_FILE
 from kgshard.errors import RunError, ShardError
 from kgshard.files import AnyPath, Record, read_json
-from kgshard.records import DatasetInfo, FileInfo, IndexFile
+from kgshard.records import DatasetInfo, IndexFile, ListedFile, Listing
 from kgshard.runs import MANIFEST_FILE, RUN_FILE, Run, is_file_name, is_run, open_run
 from kgshard_tools.headers import FileKind, file_kind
 from kgshard_tools.index import SIDECAR
@@ -45,12 +45,6 @@ class WeightMap(Struct, frozen=True):
 
     weight_map: dict[str, str]
     metadata: dict[str, Any] = {}
-
-
-class Listing(Struct, frozen=True):
-    """What any record may say of the files beside it."""
-
-    files: dict[str, FileInfo] = {}
 
 
 def recognise(path: AnyPath) -> Artefact:
@@ -116,14 +110,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_record(folder / CONFIG_FILE, dict[str, Any])
 
 
-def read_listing(path: Path) -> dict[str, FileInfo]:
-    """Return what a record says of files beside it, by their names; nothing where it says nothing.
+def read_listing(path: Path) -> dict[str, ListedFile]:
+    """Return what a record says of files beside it, by their paths from there; nothing where it is silent.
 
     Raises:
-        ShardError: A name is a path, or a value is of another type.
+        ShardError: A path leads elsewhere, or a value is of another type.
     """
     files = read_record(path, Listing).files
-    check_names(path, files)
+    for name in files:
+        check_names(path, name.split("/"))
     return files
 
 

@@ -13,7 +13,7 @@ from kgshard.data.dataset import DATASET_NAMES
 from kgshard.data.dataset import MANIFEST as DATA_FILE
 from kgshard.errors import RunError
 from kgshard.files import AnyPath
-from kgshard.records import FileInfo, IndexInfo, Manifest
+from kgshard.records import FileInfo, IndexInfo, ListedFile, Manifest
 from kgshard.runs import (
     BEST_FILE,
     CHECKPOINT_NAME,
@@ -175,7 +175,7 @@ def _tell_data(found: Artefact) -> Info:
     return _told(found, data.format, details, _listed(found.path, _data_files(found.path)))
 
 
-def _data_files(folder: Path) -> dict[str, FileInfo | None]:
+def _data_files(folder: Path) -> dict[str, ListedFile | None]:
     """Return a dataset's files by name, with what data.json says of them."""
     listed = read_listing(folder / DATA_FILE)
     return {name: listed.get(name) for name in DATASET_NAMES if (folder / name).is_file()}
@@ -202,7 +202,7 @@ def _tell_folder(found: Artefact) -> Info:
         "vocabulary_sha256": config.get("vocab_sha256"),
     }
     files = {
-        str(path.relative_to(found.path)): listed.get(path.name)
+        str(path.relative_to(found.path)): listed.get(path.relative_to(found.path).as_posix())
         for path in sorted(found.path.rglob("*"))
         if path.is_file()
     }
@@ -287,7 +287,7 @@ def _there(path: Path) -> FileLine:
     return FileLine(str(path), path.stat().st_size)
 
 
-def _listed(folder: Path, files: Mapping[str, FileInfo | None]) -> list[FileLine]:
+def _listed(folder: Path, files: Mapping[str, FileInfo | ListedFile | None]) -> list[FileLine]:
     return [
         FileLine(str(folder / name), entry.bytes, entry.sha256) if entry else _there(folder / name)
         for name, entry in files.items()

@@ -21,20 +21,19 @@ import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from kgshard.errors import ConfigError, RunError
+from kgshard.errors import ConfigError, RunError, ShardError
 from kgshard.files import (
     AnyPath,
     check_replaceable,
+    copy_file,
     file_sha256,
-    link_or_copy,
     replacing,
     replacing_directory,
     write_json,
     write_text,
 )
-from kgshard.records import FileInfo
-from kgshard.runs import MANIFEST_FILE, SHARED_OPTIMIZER_FILE
-from kgshard.shards import ENTITIES, TABLE_DTYPES
+from kgshard.runs import RUN_FILE, SHARED_OPTIMIZER_FILE
+from kgshard.shards import ENTITIES, RELATIONS, TABLE_DTYPES, read_header
 from kgshard_tools.card import model_card
 from kgshard_tools.rows import (
     DTYPES,
@@ -50,7 +49,7 @@ from kgshard_tools.rows import (
 )
 from kgshard_tools.sizes import parse_size
 from kgshard_tools.stored import CONFIG_FILE, Stored, is_ours, open_stored
-from kgshard_tools.written import Written, describe_folder
+from kgshard_tools.written import Written, describe_folder, list_files
 
 MODEL_FILE = "model.safetensors"
 MODEL_FILES = "model-*-of-*.safetensors"
@@ -89,7 +88,8 @@ def merge_shards(
         max_file_size: Cut the model into files of at most so many bytes ("5GB"); a tensor is never cut, so a
             larger one is a file of its own.
         include: "optimizer" adds the optimizer's state, as stored.
-        verify: First compare every shard with its SHA-256; then write down that of every merged file.
+        verify: First compare every shard, label and triple with its SHA-256; then write down that of every
+            merged file.
         advance: Told how many bytes more are written.
 
     Raises:
@@ -99,26 +99,26 @@ def merge_shards(
     """
     began = time.monotonic()
     stored = open_stored(source)
+    notes = _notes(stored, dtype)
     model = _model_parts(stored, dtype, advance)
-    optimizer = _optimizer_parts(stored, advance) if _includes_optimizer(include) else {}
+    optimizer = _optimizer_parts(stored, advance, notes) if _includes_optimizer(include) else {}
     largest = parse_size("--max-file-size", max_file_size) if max_file_size is not None else None
     out = Path(out) if out is not None else stored.run.folder / "model"
+    place = Path(os.path.realpath(out))
     if out.suffix == ".safetensors":
-        _check_file(out, largest)
+        _check_file(out, place, largest)
     else:
         check_replaceable(out, ours=is_ours(out, "merged", True), names=_NAMES, what="a merged model")
     if verify:
         stored.verify()
-    rows, notes = stored.model.num_entities, _notes(stored, dtype)
+    rows = stored.model.num_entities
     if out.suffix == ".safetensors":
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(out) as temporary:
+        with replacing(place) as temporary:
             write_safetensors(temporary, {**model, **optimizer}, _METADATA)
         if verify:
-            notes.append(f"SHA-256 {file_sha256(out)}")
+            notes.append(f"SHA-256 {file_sha256(place)}")
         seconds = time.monotonic() - began
-        return Written([str(out)], rows, out.stat().st_size, seconds, notes, _python(out.name))
-    place = Path(os.path.realpath(out))
+        return Written([str(out)], rows, place.stat().st_size, seconds, notes, _python(out.name))
     with replacing_directory(place) as temporary:
         names = write_model(model, temporary, largest)
         if len(names) > 1:
@@ -126,9 +126,10 @@ def merge_shards(
         if optimizer:
             write_safetensors(temporary / OPTIMIZER_FILE, optimizer, _METADATA)
         for name in _LABEL_FILES:
-            link_or_copy(stored.dataset.folder / name, temporary / name)
-        write_text(temporary / CARD_FILE, model_card(stored, files=names))
-        _write_config(stored, temporary, dtype, hashes=verify)
+            copy_file(stored.dataset.folder / name, temporary / name)
+        write_text(temporary / CARD_FILE, model_card(stored, files=names, dtype=dtype))
+        config = _config(stored, dtype, with_optimizer=bool(include))
+        write_json(temporary / CONFIG_FILE, {**config, "files": list_files(temporary, hashes=verify)})
     return describe_folder(out, place, rows, began, notes, _python(names[0]))
 
 
@@ -156,13 +157,31 @@ def _includes_optimizer(include: Collection[str]) -> bool:
     return bool(include)
 
 
-def _check_file(out: Path, largest: int | None) -> None:
+def _check_file(out: Path, place: Path, largest: int | None) -> None:
+    """Refuse to write a file where that makes no sense, or where something would be lost.
+
+    Args:
+        out: As the caller names it.
+        place: What it stands for, links resolved.
+        largest: Bytes of a file, if there is a limit.
+    """
     if largest is not None:
         raise ConfigError(f"--max-file-size makes several files, but {out} is one; name a folder")
-    if out.is_dir():
+    if place.is_dir():
         raise RunError(f"{out}: is a folder; a name that ends in .safetensors is for a file")
-    if (out.parent / MANIFEST_FILE).is_file():
-        raise RunError(f"{out}: lies in a checkpoint, whose shards it could replace; choose another folder")
+    if any((folder / RUN_FILE).is_file() for folder in place.parents[:3]):
+        raise RunError(f"{out}: lies in a run; choose another folder")
+    if place.exists() and not _is_merged(place):
+        raise RunError(f"{out}: exists and is not a merged model; choose another name")
+
+
+def _is_merged(path: Path) -> bool:
+    """Whether a file holds both tables whole, as `merge_shards` writes them."""
+    try:
+        tensors, metadata = read_header(path)
+    except ShardError:
+        return False
+    return {ENTITIES, RELATIONS} <= set(tensors) and metadata == _METADATA
 
 
 def _model_parts(stored: Stored, dtype: str | None, advance: Advance) -> dict[str, Part]:
@@ -182,21 +201,25 @@ def _model_parts(stored: Stored, dtype: str | None, advance: Advance) -> dict[st
     return parts | {f"shared.{name}": Values(values) for name, values in stored.checkpoint.shared.items()}
 
 
-def _optimizer_parts(stored: Stored, advance: Advance) -> dict[str, Part]:
+def _optimizer_parts(stored: Stored, advance: Advance, notes: list[str]) -> dict[str, Part]:
     """Return the optimizer's state by name, as it is stored."""
     checkpoint = stored.checkpoint
-    if checkpoint.manifest.optimizer is None:
+    saved = checkpoint.manifest.optimizer
+    if saved is None:
         raise RunError(
             f"{checkpoint.folder}: holds no optimizer state; it was trained with --no-save-optimizer, "
-            "imported, or is older than kgshard 0.2"
+            "imported, or is of an earlier kgshard"
         )
     parts: dict[str, Part] = {
         name: as_stored(table, advance=advance) for name, table in checkpoint.optimizer_tables.items()
     }
     path = checkpoint.folder / SHARED_OPTIMIZER_FILE
-    return parts | {
+    parts |= {
         f"shared.{name}": StoredTensor(path, info) for name, info in checkpoint.optimizer_shared.items()
     }
+    if not parts:
+        notes.append(f"{saved.name} keeps no state but its {saved.num_steps:,} steps")
+    return parts
 
 
 def _cut(parts: Mapping[str, Part], largest: int | None) -> dict[str, dict[str, Part]]:
@@ -224,19 +247,15 @@ def _index(files: Mapping[str, Mapping[str, Part]]) -> dict[str, object]:
     return {"metadata": {"total_size": total}, "weight_map": weight_map}
 
 
-def _write_config(stored: Stored, folder: Path, dtype: str | None, *, hashes: bool) -> None:
+def _config(stored: Stored, dtype: str | None, *, with_optimizer: bool) -> dict[str, object]:
+    """Return what config.json says beside a merged model."""
     config = {**stored.config(), "merged": True}
     if dtype is not None:
         config["torch_dtype"] = dtype
-    if (folder / OPTIMIZER_FILE).exists():
-        saved = stored.checkpoint.manifest.optimizer
-        assert saved is not None
+    saved = stored.checkpoint.manifest.optimizer
+    if with_optimizer and saved is not None:
         config["optimizer"] = {"name": saved.name, "num_steps": saved.num_steps}
-    if hashes:
-        config["files"] = {
-            path.name: FileInfo(path.stat().st_size, file_sha256(path)) for path in sorted(folder.iterdir())
-        }
-    write_json(folder / CONFIG_FILE, config)
+    return config
 
 
 def _notes(stored: Stored, dtype: str | None) -> list[str]:

@@ -18,7 +18,7 @@ def byte_progress(*, quiet: bool) -> Iterator[Advance]:
     import rich.console
     from rich import progress
 
-    columns = (progress.SpinnerColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn())
+    columns = (progress.SpinnerColumn(), progress.FileSizeColumn(), progress.TransferSpeedColumn())
     console = rich.console.Console(stderr=True)
     with progress.Progress(*columns, progress.TimeElapsedColumn(), console=console, transient=True) as bar:
         task = bar.add_task("", total=None)

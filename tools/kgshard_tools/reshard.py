@@ -19,10 +19,8 @@ from kgshard.data.dataset import clone_dataset
 from kgshard.errors import ConfigError, RunError
 from kgshard.files import (
     AnyPath,
-    check_replaceable,
+    copy_file,
     file_sha256,
-    link_or_copy,
-    replacing_directory,
     write_json,
     write_text,
 )
@@ -38,7 +36,6 @@ from kgshard.runs import (
     OPTIMIZER_FILE,
     RELATION_FILE,
     RUN_FILE,
-    RUN_NAMES,
     SHARED_FILE,
     SHARED_OPTIMIZER_FILE,
     Checkpoint,
@@ -47,6 +44,7 @@ from kgshard.runs import (
     shard_name,
 )
 from kgshard.shards import ENTITIES, RELATIONS, StoredTable, sharding_metadata
+from kgshard.start import replacing_run
 from kgshard_tools.rows import Advance, as_stored, no_progress, write_safetensors
 from kgshard_tools.stored import open_stored
 from kgshard_tools.written import Written, describe_folder
@@ -71,7 +69,7 @@ def reshard(
         world_size: Shards of each table that was cut over ranks; some are empty where it has fewer rows.
         out: The run folder to make.
         overwrite: Replace a run that is there already.
-        verify: First compare every shard with its SHA-256.
+        verify: First compare every shard, label and triple with its SHA-256.
         advance: Told how many bytes more are written.
 
     Raises:
@@ -83,28 +81,22 @@ def reshard(
     if not 1 <= world_size <= _MAX_WORLD_SIZE:
         raise ConfigError(f"--world-size must be from 1 to {_MAX_WORLD_SIZE}, got {world_size}")
     stored, out = open_stored(source), Path(out)
-    _check_out(stored.run, out, overwrite=overwrite)
-    whole = is_run(Path(source))
-    pointers = _checkpoints(stored.run) if whole else {LATEST_FILE: stored.checkpoint}
+    if out.exists() and os.path.samefile(out, stored.run.folder):
+        raise RunError(f"{out}: is the run itself; choose another folder")
+    pointers = _checkpoints(stored.run) if is_run(Path(source)) else {LATEST_FILE: stored.checkpoint}
     checkpoints = {checkpoint.folder.name: checkpoint for checkpoint in pointers.values()}
-    for checkpoint in checkpoints.values() if verify else ():
-        checkpoint.check_hashes()
     place = Path(os.path.realpath(out))
-    with replacing_directory(place) as temporary:
+    with replacing_run(out, overwrite=overwrite) as temporary:
+        if verify:
+            stored.verify()
+            for checkpoint in checkpoints.values():
+                checkpoint.check_hashes()
         _copy_rest(stored.run, temporary)
         for name, checkpoint in checkpoints.items():
             _Cut(checkpoint, world_size, advance).write(temporary / "checkpoints" / name)
         for pointer, checkpoint in pointers.items():
             write_text(temporary / pointer, checkpoint.folder.name + "\n")
     return describe_folder(out, place, stored.model.num_entities, began, python=_PYTHON)
-
-
-def _check_out(run: Run, out: Path, *, overwrite: bool) -> None:
-    check_replaceable(out, ours=is_run(out), names=RUN_NAMES, what="a kgshard run")
-    if out.exists() and os.path.samefile(out, run.folder):
-        raise RunError(f"{out}: is the run itself; choose another folder")
-    if (out / LATEST_FILE).exists() and not overwrite:
-        raise RunError(f"{out}: holds a run already; choose another folder or pass --overwrite")
 
 
 def _checkpoints(run: Run) -> dict[str, Checkpoint]:
@@ -116,11 +108,13 @@ def _checkpoints(run: Run) -> dict[str, Checkpoint]:
 
 
 def _copy_rest(run: Run, folder: Path) -> None:
-    """Take over what does not depend on the shards."""
+    """Take over what does not depend on the shards: settings, data, what was logged and evaluated."""
     clone_dataset(run.dataset, folder / "data")
-    for name in (RUN_FILE, CONFIG_FILE, METRICS_FILE):
-        if (run.folder / name).exists():
-            link_or_copy(run.folder / name, folder / name)
+    (folder / "eval").mkdir()
+    paths = [run.folder / name for name in (RUN_FILE, CONFIG_FILE, METRICS_FILE)]
+    for path in [*paths, *sorted((run.folder / "eval").glob("*.json"))]:
+        if path.is_file():
+            copy_file(path, folder / path.relative_to(run.folder))
 
 
 @dataclass(frozen=True)
@@ -143,7 +137,7 @@ class _Cut:
                 written.setdefault(table, []).append(PieceInfo(name, rank, (rows.start, rows.stop)))
         for name in (SHARED_FILE, SHARED_OPTIMIZER_FILE):
             if name in self.checkpoint.manifest.files:
-                link_or_copy(self.checkpoint.folder / name, folder / name)
+                copy_file(self.checkpoint.folder / name, folder / name)
         write_json(folder / MANIFEST_FILE, self._manifest(folder, written))
 
     def _files(self) -> Iterator[tuple[str, int, dict[str, tuple[StoredTable, range]]]]:

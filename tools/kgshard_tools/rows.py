@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from kgshard.shards import (
 )
 
 BLOCK_ROWS = 8192
+_BLOCK_VALUES = 1 << 20
 DTYPES = {name: stored for stored, (_, name) in TABLE_DTYPES.items()}
 """What tables may be written as: torch's name to that of safetensors."""
 Advance = Callable[[int], None]
@@ -95,38 +96,50 @@ class StoredRows:
                     copy_bytes(source, offset, length, file, self.advance)
             return
         position = file.tell()
-        for _, values in self.blocks():
-            stored = np.ascontiguousarray(narrow(values, self.dtype))
+        for _, stored in self._stored_blocks(self.block_size()):
             file.write(stored.data)
             start_writeback(file, position, stored.nbytes)
             position += stored.nbytes
 
-    def blocks(self, size: int = BLOCK_ROWS) -> Iterator[tuple[range, Floats]]:
+    def block_size(self, num_values: int = _BLOCK_VALUES) -> int:
+        """Return how many rows make a block of about so many values."""
+        return max(1, min(BLOCK_ROWS, num_values // max(1, self.dim)))
+
+    def blocks(self, size: int | None = None) -> Iterator[tuple[range, Floats]]:
         """Yield float32[B, D] in order, each with its positions among these rows.
 
-        Values are scaled, and rounded to `dtype`, as they will be written.
+        Values are scaled, and rounded to `dtype`, as they will be written. No more than a block stays in
+        memory, however many were read.
+
+        Args:
+            size: B at most; by default `block_size()`.
 
         Raises:
             NonFiniteError: A row is not finite.
             ConfigError: A row has no direction to be normalised, or a value is beyond what `dtype` holds.
         """
+        for block, stored in self._stored_blocks(size or self.block_size()):
+            yield block, widen(stored, self.dtype)
+
+    def _stored_blocks(self, size: int) -> Iterator[tuple[range, npt.NDArray[Any]]]:
+        """Yield [B, D] as it is written, in C order."""
         for start in range(0, len(self), size):
             block = range(start, min(start + size, len(self)))
-            yield block, self._values(self.ids[block.start : block.stop])
+            yield block, self._stored(self.ids[block.start : block.stop])
+            self.table.release()
             self.advance(len(block) * self.dim * ITEM_BYTES[self.dtype])
 
-    def _values(self, ids: Ids) -> Floats:
+    def _stored(self, ids: Ids) -> npt.NDArray[Any]:
         values = self.table.read(ids) if isinstance(ids, range) else self.table.gather(ids)
         bad = first_non_finite(values)
         if bad is not None:
             raise NonFiniteError(f"{self.row_name(int(ids[bad]))} is not finite")
         if self.normalize:
             values = self._unit_length(values, ids)
-        if self.dtype not in ("F32", self.table.dtype) or (self.normalize and self.dtype != "F32"):
-            rounded = widen(narrow(values, self.dtype), self.dtype)
-            self._check_holds(values, rounded, ids)
-            values = rounded
-        return values
+        stored = np.ascontiguousarray(narrow(values, self.dtype))
+        if self.dtype != "F32":
+            self._check_holds(values, stored, ids)
+        return stored
 
     def _unit_length(self, values: Floats, ids: Ids) -> Floats:
         lengths = np.sqrt(np.einsum("bd,bd->b", values, values, dtype=np.float64))
@@ -136,9 +149,12 @@ class StoredRows:
         scaled: Floats = (values / lengths[:, None]).astype(np.float32)
         return scaled
 
-    def _check_holds(self, values: Floats, rounded: Floats, ids: Ids) -> None:
-        bad = first_non_finite(rounded)
-        if bad is not None:
+    def _check_holds(self, values: Floats, stored: npt.NDArray[Any], ids: Ids) -> None:
+        """Raise ConfigError where a finite value was rounded to infinity."""
+        is_half = self.dtype == "F16"
+        finite = (np.isfinite(stored) if is_half else (stored & 0x7F80) != 0x7F80).all(axis=1)
+        if not finite.all():
+            bad = int(np.argmin(finite))
             raise ConfigError(
                 f"{self.row_name(int(ids[bad]))} holds {np.abs(values[bad]).max():g}, "
                 f"which {TABLE_DTYPES[self.dtype][1]} cannot; use --dtype float32"

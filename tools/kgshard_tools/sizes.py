@@ -24,7 +24,7 @@ def parse_size(option: str, size: int | str) -> int:
         >>> parse_size("--max-file-size", "1.5 KiB"), parse_size("--max-file-size", 7)
         (1536, 7)
     """
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", str(size).strip())
+    found = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)", str(size).strip())
     units = _UNITS | _BINARY_UNITS
     if not found or found[2].upper() not in units:
         raise ConfigError(f"{option}: {size!r} is no size; write it as 5GB, 500MiB or a number of bytes")

@@ -79,7 +79,7 @@ def open_stored(path: AnyPath) -> Stored:
         ShardError: A shard is missing or damaged.
     """
     path = Path(path)
-    if is_run(path):
+    if is_run(path) or (path / RUN_FILE).exists():
         run = open_run(path)
         return Stored(run, run.checkpoint)
     if not (path / MANIFEST_FILE).is_file():

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kgshard.files import file_sha256
+
 
 @dataclass(frozen=True)
 class Written:
@@ -58,6 +60,25 @@ def describe_folder(
     size = sum(path.stat().st_size for path in paths)
     files = [str(out / path.relative_to(place)) for path in paths]
     return Written(files, rows, size, time.monotonic() - began, list(notes), list(python))
+
+
+def list_files(folder: Path, *, hashes: bool) -> dict[str, dict[str, Any]]:
+    """Return what config.json says of the files below a folder that was just filled.
+
+    Args:
+        folder: Where they are; config.json is not there yet.
+        hashes: Whether to read every byte again for its SHA-256.
+
+    Returns:
+        By relative path the "bytes", and with `hashes` the "sha256".
+    """
+    return {
+        path.relative_to(folder).as_posix(): {
+            "bytes": path.stat().st_size,
+            **({"sha256": file_sha256(path)} if hashes else {}),
+        }
+        for path in sorted(_files_below(folder))
+    }
 
 
 def _files_below(folder: Path) -> Iterator[Path]:

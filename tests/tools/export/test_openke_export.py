@@ -188,7 +188,7 @@ def test_parameters_are_the_rows_to_the_bit(tmp_path: Path) -> None:
 
 
 def test_rows_that_take_several_blocks_are_one_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kgshard_tools.export.graph._BLOCK_VALUES", 50)
+    monkeypatch.setattr("kgshard_tools.rows.BLOCK_ROWS", 5)
     case = export_whole(tmp_path, "openke", "rescal", "reciprocal")
     for side in SIDES:
         case.assert_scored(side, plain_scores(case, side))

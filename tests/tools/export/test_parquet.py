@@ -92,6 +92,19 @@ def test_one_row_group_can_be_read_alone(tmp_path: Path, monkeypatch: pytest.Mon
     np.testing.assert_array_equal(np.array(file.read_row_group(1)["vector"].to_pylist()), made.values[7:14])
 
 
+def test_long_labels_take_several_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of more than 2^31 bytes cannot be said; here the limit is 100."""
+    monkeypatch.setattr(parquet_file, "_PAGE_BYTES", 100)
+    headers: list[int] = []
+    real = parquet_file._page_header
+    monkeypatch.setattr(
+        parquet_file, "_page_header", lambda count, *sizes: headers.append(sizes[0]) or real(count, *sizes)
+    )
+    made = written(tmp_path, 50, 2)
+    assert pq.read_table(io.BytesIO(made.raw))["label"].to_pylist() == made.labels
+    assert len([size for size in headers if 100 <= size < 120]) == 5
+
+
 def test_text_beside_the_schema_is_kept(tmp_path: Path) -> None:
     made = written(tmp_path, 2, 2, {"kgshard": '{"a": "é"}'})
     assert pq.read_schema(io.BytesIO(made.raw)).metadata == {b"kgshard": '{"a": "é"}'.encode()}

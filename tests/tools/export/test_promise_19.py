@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -135,11 +135,21 @@ def test_every_row_keeps_its_label_and_every_bit(tmp_path: Path, dtype: str, lay
         assert any("widened to float32, exactly" in note for note in notes) == widened, format
 
 
-def test_a_writer_of_memory_as_it_lies_would_be_caught(tmp_path: Path) -> None:
-    """The negative control: the bytes of a Fortran-ordered table are not its rows."""
+@pytest.mark.parametrize("layout", ["F", "strided"])
+def test_a_writer_of_memory_as_it_lies_would_be_caught(
+    tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control: shards whose bytes come in the order of memory."""
     expected = numbers(torch.float32)
-    scrambled = torch.from_numpy(np.asfortranarray(expected.numpy()).ravel("K").reshape(ROWS, DIM).copy())
-    run = run_with(tmp_path, scrambled)
+
+    def as_it_lies(header: bytes, tensors: Iterable[torch.Tensor]) -> Iterator[bytes]:
+        yield header
+        for tensor in tensors:
+            start = tensor.storage_offset() * 4
+            yield bytes(tensor.untyped_storage())[start:][: tensor.numel() * 4]
+
+    monkeypatch.setattr("kgshard.checkpoint._blocks", as_it_lies)
+    run = run_with(tmp_path, LAYOUTS[layout](expected, tmp_path))
     export(run.folder, "numpy", tmp_path / "numpy")
     _, rows = read_npy(tmp_path / "numpy")
     assert rows.tobytes() != expected.numpy().tobytes()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from exports import Floats, floats, labelled_run, run_lines, same_rows, stored_rows
 from kgshard_tools.export import export, spreadsheet
+from kgshard_tools.export.spreadsheet import cell
 
 HARMLESS = [
     "a",
@@ -21,13 +22,13 @@ HARMLESS = [
     "007",
     " =1",
     "1-1",
-    "'tis",
     "日本",
     "x;y",
     "a\0b",
 ]
 """Labels that are written as they are."""
 DANGEROUS = [
+    "'tis",
     "=1+1",
     "+x",
     "-y",
@@ -63,14 +64,29 @@ def test_only_labels_that_might_run_have_an_apostrophe(tmp_path: Path) -> None:
     written = export(run.folder, "csv", tmp_path / "out")
     for name, wanted in stored_rows(run).items():
         found, told = read(tmp_path / "out" / f"{name}.csv")
+        twice = {f"{sign}=1": f"'{sign}'=1" for sign in "\t\r\n"}
         shown = {
-            (f"'{label}" if label in [*DANGEROUS, "=r"] else label): row for label, row in wanted.items()
+            twice.get(label, f"'{label}" if label in [*DANGEROUS, "=r"] else label): row
+            for label, row in wanted.items()
         }
         assert same_rows(found, shown)
         kind = run.dataset.entities if name == "entities" else run.dataset.relations
         assert told == list(enumerate(kind.degrees.tolist()))
     assert f"entities.csv: {len(DANGEROUS)} labels that a spreadsheet might run" in "\n".join(written.notes)
     assert "relations.csv: 1 label that a spreadsheet might run" in "\n".join(written.notes)
+
+
+@pytest.mark.parametrize(
+    ("label", "shown"),
+    [
+        ("u;=HYPERLINK(1);v", "u;'=HYPERLINK(1);v"),
+        ("a\t-1", "a\t'-1"),
+        ("a\r\n@b", "a\r\n'@b"),
+        ("a;b=c", "a;b=c"),
+    ],
+)
+def test_no_part_of_a_label_runs_where_other_signs_separate_cells(label: str, shown: str) -> None:
+    assert cell(label) == shown
 
 
 def test_no_cell_of_text_begins_with_a_trigger(tmp_path: Path) -> None:

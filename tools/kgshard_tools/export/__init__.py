@@ -35,7 +35,7 @@ from kgshard_tools.export.selection import select_entities
 from kgshard_tools.export.tables import Export, LabelEscape, Rows
 from kgshard_tools.rows import Advance, Ids, no_progress
 from kgshard_tools.stored import CONFIG_FILE, Stored, is_ours, open_stored
-from kgshard_tools.written import Written, describe_folder
+from kgshard_tools.written import Written, describe_folder, list_files
 
 FORMATS: dict[str, Format] = {
     "numpy": numpy.FORMAT,
@@ -84,7 +84,7 @@ def export(
         normalize: Scale entity rows to a 2-norm of 1.
         label_escape: What becomes of a label that the format cannot say: it is refused, written with
             percent escapes, or with underscores.
-        verify: First compare every shard with its SHA-256.
+        verify: First compare every shard, label and triple with its SHA-256.
         advance: Told how many bytes more are written.
 
     Raises:
@@ -119,7 +119,8 @@ def export(
     place = Path(os.path.realpath(out))
     with replacing_directory(place) as temporary:
         python = chosen.fill(what, temporary)
-        write_json(temporary / CONFIG_FILE, {**_config(what, format), **what.config})
+        files = list_files(temporary, hashes=verify)
+        write_json(temporary / CONFIG_FILE, {**_config(what, format), **what.config, "files": files})
     return describe_folder(out, place, len(ids), began, what.notes, python)
 
 

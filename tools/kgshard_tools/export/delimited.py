@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 
 from kgshard.shards import Floats
 from kgshard_tools.export.tables import Export, Rows
-from kgshard_tools.rows import BLOCK_ROWS
 
 _BLOCK_VALUES = 1 << 18
 """About 20 MB while they are made into text."""
@@ -33,7 +32,7 @@ def write_lines(file: BinaryIO, rows: Rows, begin: Begin, between: str, end: str
     Raises:
         NonFiniteError, ConfigError: As `Rows.blocks` does.
     """
-    size = max(1, min(BLOCK_ROWS, _BLOCK_VALUES // rows.dim))
+    size = rows.block_size(_BLOCK_VALUES)
     for batch, (block, values) in zip(
         rows.columns(["label", "degree"], size), rows.blocks(size), strict=True
     ):

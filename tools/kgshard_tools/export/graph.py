@@ -23,11 +23,9 @@ from kgshard.files import replacing
 from kgshard.shards import Floats
 from kgshard_tools.export.layouts import Make
 from kgshard_tools.export.tables import Export, Rows
-from kgshard_tools.rows import BLOCK_ROWS, Part, write_safetensors
+from kgshard_tools.rows import Part, write_safetensors
 
 _BLOCK_TRIPLES = 1 << 16
-_BLOCK_VALUES = 1 << 22
-"""Values of a block at most: 16 MiB. A RESCAL relation of 400 dimensions has 160,000."""
 
 Layout = TypeVar("Layout")
 
@@ -119,8 +117,7 @@ def _made_shape(rows: Rows, make: Make) -> tuple[int, ...]:
 
 def row_blocks(rows: Rows) -> Iterator[Floats]:
     """Yield float32[B, D] in order, B smaller where rows are long."""
-    size = max(1, min(BLOCK_ROWS, _BLOCK_VALUES // max(1, rows.dim)))
-    for _, values in rows.blocks(size):
+    for _, values in rows.blocks():
         yield values
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kgshard.files import write_text
-from kgshard.shards import ENTITIES, RELATIONS
+from kgshard.shards import ENTITIES, RELATIONS, TABLE_DTYPES
 from kgshard_tools.card import loading, model_card
 from kgshard_tools.export.format import Format
 from kgshard_tools.export.labels import write_vocabulary
@@ -32,7 +32,9 @@ def fill(what: Export, folder: Path) -> list[str]:
     parts: dict[str, Part] = {ENTITIES: what.entities, RELATIONS: both}
     parts |= {f"shared.{name}": Values(values) for name, values in what.shared.items()}
     names = write_model(parts, folder, _LARGEST)
-    write_text(folder / CARD_FILE, model_card(what.stored, files=names))
+    write_text(
+        folder / CARD_FILE, model_card(what.stored, files=names, dtype=TABLE_DTYPES[what.entities.dtype][1])
+    )
     for name, labelled in (("entities", what.entities), ("relations", what.relations)):
         write_vocabulary(labelled, folder / f"{name}.parquet")
     return loading(names)

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kgshard.files import link_or_copy, replacing
+from kgshard.files import copy_file, replacing
 from kgshard_tools.export.tables import Rows
 
 
@@ -27,7 +27,8 @@ def escape_line(label: str) -> str:
 def write_vocabulary(rows: Rows, path: Path) -> None:
     """Write a Parquet file of id (the position among the exported rows), label, kind and degree."""
     if rows.all_labels:
-        link_or_copy(rows.vocabulary, path)
+        with replacing(path) as temporary:
+            copy_file(rows.vocabulary, temporary)
         return
     with replacing(path) as temporary, pq.ParquetWriter(temporary, _SCHEMA, compression="zstd") as writer:
         position = 0

@@ -27,10 +27,8 @@ from kgshard_tools.export.tables import Export, Rows
 
 def write_numpy(what: Export, folder: Path) -> list[str]:
     """Fill `folder`; return how to load it."""
-    _write_rows(what.entities, folder / "entities.npy")
-    _write_rows(what.relations, folder / "relations.npy")
-    if what.inverses is not None:
-        _write_rows(what.inverses, folder / "inverse_relations.npy")
+    for table, rows in what.tables.items():
+        _write_rows(rows, folder / f"{table}.npy")
     for name, values in what.shared.items():
         with replacing(folder / f"shared-{name}.npy") as temporary, temporary.open("wb") as file:
             np.save(file, values)

@@ -17,24 +17,21 @@ from pathlib import Path
 from kgshard.files import replacing
 from kgshard_tools.export.format import Format
 from kgshard_tools.export.parquet_file import write_parquet
-from kgshard_tools.export.tables import Export
+from kgshard_tools.export.tables import TABLES, Export
 from kgshard_tools.rows import Values, write_safetensors
 
 
 def fill(what: Export, folder: Path) -> list[str]:
     """Fill `folder`; return how to load it."""
     metadata = {"kgshard": json.dumps(what.stored.config())}
-    tables = {"entities": what.entities, "relations": what.relations, "inverse_relations": what.inverses}
-    for name, rows in tables.items():
-        if rows is not None:
-            with replacing(folder / f"{name}.parquet") as temporary, temporary.open("wb") as file:
-                write_parquet(rows, file, metadata)
+    for name, rows in what.tables.items():
+        with replacing(folder / f"{name}.parquet") as temporary, temporary.open("wb") as file:
+            write_parquet(rows, file, metadata)
     if what.shared:
         with replacing(folder / "shared.safetensors") as temporary:
             shared = {name: Values(values) for name, values in what.shared.items()}
             write_safetensors(temporary, shared, {"format": "pt"})
-    if what.entities.dtype == "F32":
-        what.note(f"in DuckDB cast a vector first: vector::FLOAT[{what.entities.dim}]")
+    what.note(f"in DuckDB cast a vector first: vector::FLOAT[{what.entities.dim}]")
     return [
         "import pyarrow.parquet",
         'entities = pyarrow.parquet.read_table("entities.parquet", memory_map=True)',
@@ -45,6 +42,6 @@ def fill(what: Export, folder: Path) -> list[str]:
 FORMAT = Format(
     "Parquet tables of id, label, degree and vector: pandas, polars, DuckDB, LanceDB",
     fill,
-    ("entities.parquet", "relations.parquet", "inverse_relations.parquet", "shared.safetensors"),
+    (*(f"{table}.parquet" for table in TABLES), "shared.safetensors"),
     dtypes=("float32", "float16"),
 )

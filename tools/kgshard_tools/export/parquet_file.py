@@ -14,7 +14,7 @@ https://parquet.apache.org/docs/file-format/; headers and footer are Thrift's co
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -59,6 +59,10 @@ def write_parquet(rows: Rows, file: BinaryIO, metadata: Mapping[str, str]) -> No
     file.write(footer + len(footer).to_bytes(4, "little") + _MAGIC)
 
 
+_Page = tuple[int, bytes]
+"""How many values, and their plain bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Chunk:
     """A column of a row group, once it is written."""
@@ -74,26 +78,39 @@ class _Chunk:
 
 def _write_group(rows: Rows, ids: range, columns: pa.RecordBatch, file: BinaryIO) -> tuple[int, list[_Chunk]]:
     """Write a row group; return its number of rows, and its columns."""
-    encoded = (label.encode() for label in columns.column("label").to_pylist())
-    texts = b"".join(len(label).to_bytes(4, "little") + label for label in encoded)
-    degrees = columns.column("degree").to_numpy(zero_copy_only=False)
-    count = len(rows)
-    return count, [
-        _write_column(("id",), _INT64, np.arange(ids.start, ids.stop, dtype="<i8").tobytes(), count, file),
-        _write_column(("label",), _BYTE_ARRAY, texts, count, file),
-        _write_column(("degree",), _INT64, degrees.astype("<i8").tobytes(), count, file),
+    numbers = np.arange(ids.start, ids.stop, dtype="<i8")
+    degrees = columns.column("degree").to_numpy(zero_copy_only=False).astype("<i8")
+    return len(rows), [
+        _write_column("id", _INT64, [(len(ids), numbers.tobytes())], file),
+        _write_column("label", _BYTE_ARRAY, _text_pages(columns.column("label").to_pylist()), file),
+        _write_column("degree", _INT64, [(len(ids), degrees.tobytes())], file),
         _write_vectors(rows, file),
     ]
 
 
-def _write_column(path: tuple[str, ...], type: int, plain: bytes, count: int, file: BinaryIO) -> _Chunk:
-    """Write a column of one page."""
-    stored = _ZSTD.compress(plain, asbytes=True)
-    offset = file.tell()
-    header = _page_header(count, len(plain), len(stored))
-    file.write(header + stored)
-    sizes = len(header) + len(stored), len(header) + len(plain)
-    return _Chunk(path, type, _ZSTD_CODEC, count, offset, *sizes)
+def _text_pages(labels: Sequence[str]) -> Iterator[_Page]:
+    """Yield labels as pages, which end where they are large enough: a page has at most 2^31 bytes."""
+    page, size = list[bytes](), 0
+    for label in labels:
+        raw = label.encode()
+        page.append(len(raw).to_bytes(4, "little") + raw)
+        size += 4 + len(raw)
+        if size >= _PAGE_BYTES:
+            yield len(page), b"".join(page)
+            page, size = [], 0
+    if page:
+        yield len(page), b"".join(page)
+
+
+def _write_column(name: str, type: int, pages: Iterable[_Page], file: BinaryIO) -> _Chunk:
+    offset, num_values, plain_bytes = file.tell(), 0, 0
+    for count, plain in pages:
+        stored = _ZSTD.compress(plain, asbytes=True)
+        header = _page_header(count, len(plain), len(stored))
+        file.write(header + stored)
+        num_values += count
+        plain_bytes += len(header) + len(plain)
+    return _Chunk((name,), type, _ZSTD_CODEC, num_values, offset, file.tell() - offset, plain_bytes)
 
 
 def _write_vectors(rows: Rows, file: BinaryIO) -> _Chunk:

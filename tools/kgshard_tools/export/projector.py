@@ -59,7 +59,10 @@ def _sample(what: Export) -> Rows:
     positions = np.arange(MAX_POINTS, dtype=np.int64) * total // MAX_POINTS
     what.note(f"sampled {MAX_POINTS:,} of {total:,} entities; --entities or --top-degree choose others")
     what.config["rows"] = MAX_POINTS
-    ids, label_ids = (np.asarray(ids, np.int64)[positions] for ids in (rows.ids, rows.label_ids))
+    ids, label_ids = (
+        positions + ids.start if isinstance(ids, range) else ids[positions]
+        for ids in (rows.ids, rows.label_ids)
+    )
     return replace(rows, ids=ids, label_ids=label_ids)
 
 

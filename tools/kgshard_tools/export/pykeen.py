@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kgshard.errors import ConfigError
-from kgshard.files import link_or_copy, replacing
+from kgshard.files import copy_file, replacing
 from kgshard.models.link import LinkModel
 from kgshard.shards import Floats
 from kgshard_tools.export.escapes import Spelling, choose_spelling
@@ -194,7 +194,8 @@ def write_pykeen(what: Export, folder: Path) -> list[str]:
                 lines = numbered_lines(csv_quoted(written_labels(rows, write)))
                 write_text_blocks(path, chain([b"id\tlabel\n"], lines))
             else:
-                link_or_copy(first / path.name, path)
+                with replacing(path) as temporary:
+                    copy_file(first / path.name, temporary)
     write_weights(folder / "model.safetensors", _tensors(what, layout))
     arguments = layout.arguments(what.stored.model)
     what.config["pykeen"] = {"model": layout.model, **arguments}

@@ -22,9 +22,7 @@ from kgshard_tools.rows import Part, Values, write_safetensors
 
 def fill(what: Export, folder: Path) -> list[str]:
     """Fill `folder`; return how to load it."""
-    parts: dict[str, Part] = {"entities": what.entities, "relations": what.relations}
-    if what.inverses is not None:
-        parts["inverse_relations"] = what.inverses
+    parts: dict[str, Part] = {**what.tables}
     parts |= {f"shared.{name}": Values(values) for name, values in what.shared.items()}
     with replacing(folder / "model.safetensors") as temporary:
         write_safetensors(temporary, parts, {"format": "pt"})

@@ -6,19 +6,21 @@
 
 RFC 4180: CR LF after each record, labels in quotation marks. A UTF-8 byte-order mark comes first, without
 which Excel takes the file for something else than UTF-8. A label that begins with = + - @ (or their wide
-forms), a tab, a line end or NUL has an apostrophe before it: this is for people, `tsv` is for programs.
+forms), a tab, a line end, NUL or an apostrophe has an apostrophe before it; so has such a sign behind a
+semicolon, tab or line end, where some spreadsheets begin a cell. This is for people, `tsv` is for programs.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from kgshard.files import replacing
 from kgshard_tools.export.delimited import counted, note_shared, quoted, write_lines
 from kgshard_tools.export.format import Format
-from kgshard_tools.export.tables import Export, Rows
+from kgshard_tools.export.tables import TABLES, Export, Rows
 
-_TRIGGERS = frozenset("=+-@\t\r\n\0＝＋－＠")
+_FORMULA = re.compile("(?<=[;\t\r\n])(?=[=+@＝＋－＠-])|\\A(?=[=+@\t\r\n\0'＝＋－＠-])")
 _MAX_ROWS, _MAX_COLUMNS, _MAX_CELL = 1_048_576, 16_384, 32_767
 """Of Excel."""
 _COLUMNS = ("id", "label", "degree")
@@ -26,21 +28,15 @@ _COLUMNS = ("id", "label", "degree")
 
 def cell(label: str) -> str:
     """Return a label that no spreadsheet takes for a formula."""
-    return f"'{label}" if label[:1] in _TRIGGERS and label else label
+    return _FORMULA.sub("'", label)
 
 
 def write_csv(what: Export, folder: Path) -> list[str]:
     """Fill `folder`; return how to load it."""
     note_shared(what)
-    tables = {
-        "entities": what.entities,
-        "relations": what.relations,
-        "inverse_relations": what.inverses,
-    }
-    for name, rows in tables.items():
-        if rows is not None:
-            _note_limits(what, f"{name}.csv", rows)
-            _write(what, rows, folder / f"{name}.csv")
+    for name, rows in what.tables.items():
+        _note_limits(what, f"{name}.csv", rows)
+        _write(what, rows, folder / f"{name}.csv")
     return [
         "import csv, numpy; csv.field_size_limit(1 << 30)",
         'rows = list(csv.reader(open("entities.csv", encoding="utf-8-sig", newline="")))[1:]',
@@ -64,7 +60,9 @@ def _write(what: Export, rows: Rows, path: Path) -> None:
         write_lines(file, rows, begin, ",", "\r\n")
     if neutralised:
         labels = counted(neutralised, "label")
-        what.note(f"{path.name}: {labels} that a spreadsheet might run: an apostrophe was put before each")
+        what.note(
+            f"{path.name}: {labels} that a spreadsheet might run: an apostrophe was put before what begins so"
+        )
     if long:
         what.note(
             f"{path.name}: {counted(long, 'label')} longer than Excel's {_MAX_CELL:,} characters a cell"
@@ -83,6 +81,6 @@ def _note_limits(what: Export, name: str, rows: Rows) -> None:
 FORMAT = Format(
     "comma-separated text for spreadsheets; no label runs as a formula",
     write_csv,
-    ("entities.csv", "relations.csv", "inverse_relations.csv"),
+    tuple(f"{table}.csv" for table in TABLES),
     dtypes=("float32", "float16", "bfloat16"),
 )

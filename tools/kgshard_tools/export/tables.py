@@ -12,9 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kgshard.shards import Floats
-from kgshard_tools.rows import BLOCK_ROWS, Ids, StoredRows
+from kgshard_tools.rows import Ids, StoredRows
 from kgshard_tools.stored import Stored
 
+TABLES = ("entities", "relations", "inverse_relations")
+"""What there is to export, by the names of files; the last with reciprocal relations only."""
 LabelEscape = Literal["refuse", "percent", "underscore"]
 
 
@@ -38,26 +40,20 @@ class Rows(StoredRows):
         here = slice(positions.start, positions.stop)
         return replace(self, ids=self.ids[here], label_ids=self.label_ids[here])
 
-    def labels(self, size: int = BLOCK_ROWS) -> Iterator[list[str]]:
+    def labels(self, size: int | None = None) -> Iterator[list[str]]:
         """Yield the labels in the order of the rows, in the same blocks as `blocks(size)`."""
         for columns in self.columns(["label"], size):
             yield columns.column("label").to_pylist()
 
-    def columns(self, names: list[str], size: int = BLOCK_ROWS) -> Iterator[pa.RecordBatch]:
+    def columns(self, names: list[str], size: int | None = None) -> Iterator[pa.RecordBatch]:
         """Yield columns of the vocabulary (label, kind, degree) in the same blocks as `blocks(size)`."""
+        size = size or self.block_size()
         if isinstance(self.label_ids, range):
             yield from _consecutive(self.vocabulary, self.label_ids, names, size)
             return
         table = pq.read_table(self.vocabulary, columns=names, memory_map=True)
         for start in range(0, len(self), size):
             yield _batch(table.take(pa.array(self.label_ids[start : start + size])))
-
-    def labelled(self, size: int = BLOCK_ROWS) -> Iterator[tuple[list[str], Floats]]:
-        """Yield labels and float32[B, D] side by side, in order."""
-        for labels, (block, values) in zip(self.labels(size), self.blocks(size), strict=True):
-            if len(labels) != len(block):
-                raise AssertionError("labels and rows come in blocks of one size")
-            yield labels, values
 
 
 def _consecutive(path: Path, wanted: range, names: list[str], size: int) -> Iterator[pa.RecordBatch]:
@@ -97,6 +93,12 @@ class Export:
     """What people should know: what was widened, rounded, escaped or left out."""
     config: dict[str, Any] = field(default_factory=dict)
     """More for config.json, which says how to read the files."""
+
+    @property
+    def tables(self) -> dict[str, Rows]:
+        """What there is of TABLES, in their order."""
+        every = zip(TABLES, (self.entities, self.relations, self.inverses), strict=True)
+        return {name: rows for name, rows in every if rows is not None}
 
     @property
     def shared(self) -> dict[str, Floats]:

@@ -16,7 +16,7 @@ from kgshard.files import replacing
 from kgshard_tools.export.delimited import note_shared, write_lines
 from kgshard_tools.export.escapes import choose_spelling
 from kgshard_tools.export.format import Format
-from kgshard_tools.export.tables import Export
+from kgshard_tools.export.tables import TABLES, Export
 
 _UNSAYABLE = r"[\t\n\r]|\A\ufeff"
 
@@ -26,15 +26,9 @@ def write_tsv(what: Export, folder: Path) -> list[str]:
     kinds = {"entity": what.entities, "relation": what.relations}
     field = choose_spelling(what, "tsv", _UNSAYABLE, kinds).writer()
     note_shared(what)
-    tables = {
-        "entities": what.entities,
-        "relations": what.relations,
-        "inverse_relations": what.inverses,
-    }
-    for name, rows in tables.items():
-        if rows is not None:
-            with replacing(folder / f"{name}.tsv") as temporary, temporary.open("wb") as file:
-                write_lines(file, rows, lambda _, label, __: f"{field(label)}\t", "\t")
+    for name, rows in what.tables.items():
+        with replacing(folder / f"{name}.tsv") as temporary, temporary.open("wb") as file:
+            write_lines(file, rows, lambda _, label, __: f"{field(label)}\t", "\t")
     lines = [
         "import numpy",
         r'rows = [line[:-1].split("\t") for line in open("entities.tsv", encoding="utf-8", newline="\n")]',
@@ -49,7 +43,7 @@ def write_tsv(what: Export, folder: Path) -> list[str]:
 FORMAT = Format(
     "tab-separated text for data tools; labels as they are",
     write_tsv,
-    ("entities.tsv", "relations.tsv", "inverse_relations.tsv"),
+    tuple(f"{table}.tsv" for table in TABLES),
     dtypes=("float32", "float16", "bfloat16"),
     escapes=True,
 )

@@ -23,11 +23,10 @@ from kgshard.files import replacing
 from kgshard_tools.export.delimited import note_shared, write_lines
 from kgshard_tools.export.escapes import Spell, choose_spelling
 from kgshard_tools.export.format import Format
-from kgshard_tools.export.tables import Export, Rows
+from kgshard_tools.export.tables import TABLES, Export, Rows
 
 # What str.split, str.splitlines and C's isspace split at, and what ends a string of C.
 _UNSAYABLE = r"[\s\x00]|\A\Z"
-_TABLES = ("entities", "relations", "inverse_relations")
 
 _Write = Callable[[BinaryIO, Rows, Spell], None]
 
@@ -37,12 +36,10 @@ def _fill(name: str, ending: str, write: _Write, what: Export, folder: Path) -> 
     kinds = {"entity": what.entities, "relation": what.relations}
     key = choose_spelling(what, name, _UNSAYABLE, kinds).writer()
     note_shared(what)
-    tables = dict(zip(_TABLES, (what.entities, what.relations, what.inverses), strict=True))
-    for table, rows in tables.items():
-        if rows is not None:
-            with replacing(folder / f"{table}.{ending}") as temporary, temporary.open("wb") as file:
-                file.write(f"{len(rows)} {rows.dim}\n".encode())
-                write(file, rows, key)
+    for table, rows in what.tables.items():
+        with replacing(folder / f"{table}.{ending}") as temporary, temporary.open("wb") as file:
+            file.write(f"{len(rows)} {rows.dim}\n".encode())
+            write(file, rows, key)
     return _loading(ending, escaped=what.label_escape == "percent")
 
 
@@ -50,10 +47,7 @@ def _loading(ending: str, *, escaped: bool) -> list[str]:
     binary = ", binary=True" if ending == "bin" else ""
     lines = [
         "from gensim.models import KeyedVectors",
-        *(
-            f'{table} = KeyedVectors.load_word2vec_format("{table}.{ending}"{binary})'
-            for table in _TABLES[:2]
-        ),
+        *(f'{table} = KeyedVectors.load_word2vec_format("{table}.{ending}"{binary})' for table in TABLES[:2]),
     ]
     if escaped:
         lines.append("from urllib.parse import unquote")
@@ -66,7 +60,7 @@ def _write_text(file: BinaryIO, rows: Rows, key: Spell) -> None:
 
 
 def _write_binary(file: BinaryIO, rows: Rows, key: Spell) -> None:
-    for labels, values in rows.labelled():
+    for labels, (_, values) in zip(rows.labels(), rows.blocks(), strict=True):
         vectors = np.ascontiguousarray(values, "<f4")
         parts = [
             part
@@ -79,13 +73,13 @@ def _write_binary(file: BinaryIO, rows: Rows, key: Spell) -> None:
 TEXT = Format(
     "word2vec text, for gensim, spaCy and whoever reads .vec files",
     partial(_fill, "word2vec", "vec", _write_text),
-    tuple(f"{table}.vec" for table in _TABLES),
+    tuple(f"{table}.vec" for table in TABLES),
     dtypes=("float32", "float16", "bfloat16"),
     escapes=True,
 )
 BINARY = Format(
     "word2vec binary, for gensim: a quarter of the text's size, and faster",
     partial(_fill, "word2vec-bin", "bin", _write_binary),
-    tuple(f"{table}.bin" for table in _TABLES),
+    tuple(f"{table}.bin" for table in TABLES),
     escapes=True,
 )

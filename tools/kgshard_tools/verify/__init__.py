@@ -15,7 +15,7 @@ from typing import Any
 
 from kgshard.errors import RunError, ShardError
 from kgshard.files import AnyPath
-from kgshard.records import FileInfo, IndexInfo
+from kgshard.records import IndexInfo, ListedFile
 from kgshard.runs import (
     BEST_FILE,
     CHECKPOINT_NAME,
@@ -146,7 +146,7 @@ def _check_index(found: Artefact, deep: bool) -> Checks:
     yield record
     for info in indexes.indexes.values():
         path = found.path / info.file
-        check_hash(path, FileInfo(info.bytes, info.sha256), SIDECAR)
+        check_hash(path, ListedFile(info.bytes, info.sha256), SIDECAR)
         _check_index_header(path, info)
         if run is not None:
             _check_belongs(path, info, run)

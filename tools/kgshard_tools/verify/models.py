@@ -29,9 +29,9 @@ def model_files(folder: Path, *, deep: bool) -> Checks:
         path = folder / name
         if name in listed:
             check_hash(path, listed[name], CONFIG_FILE)
-        way: Way = _check_structure(path, deep)
+        way = _check_structure(path, deep)
         _check_rows(path, config)
-        yield path, "SHA-256" if name in listed else way
+        yield path, "SHA-256" if name in listed and listed[name].sha256 else way
     if deep and set(VOCABULARIES) <= set(names) and _is_whole(config):
         check_labels(folder, str(config.get("vocab_sha256")), CONFIG_FILE)
 
