@@ -32,11 +32,13 @@ test: $(VENV)/installed
 	$(BIN)/python -m pytest -q
 
 # Exports read back by PyKEEN, PyTorch-BigGraph and DGL-KE too, in an environment of their own. The last two
-# are taken without what they depend on, which would not install beside a current torch.
+# are taken without what they depend on, which would not install beside a current torch; PyTorch-BigGraph needs
+# the pkg_resources of an older setuptools.
 $(INTEROP)/installed: pyproject.toml constraints.txt
 	test -x $(INTEROP)/bin/python || $(PYTHON) -m venv $(INTEROP)
-	$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]" pykeen==1.11.1
-	$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps torchbiggraph==1.0.0 dglke==0.1.2
+	$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]" pykeen==1.11.1 attrs
+	$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps torchbiggraph==1.0.0 dglke==0.1.2 \
+		"setuptools<81"
 	touch $@
 
 interop: $(INTEROP)/installed
