@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from graphs import Triple, make_run, ring, save_tables, tree
 from kgshard_tools.export import export
-from kgshard_tools.export.labels import escape_line
+from kgshard_tools.export.labels import label_lines
 from runs import begun_run
 
 from kgshard.config import TrainConfig
@@ -150,7 +151,7 @@ def test_hostile_labels_round_trip(tmp_path: Path) -> None:
 def test_a_newline_in_a_label_takes_one_line(tmp_path: Path) -> None:
     """No TSV can hold such a label, so it goes straight to the writer."""
     labels = ["a\nb", "a\\nb", "\\\n\\", "", "\n"]
-    (tmp_path / "labels.txt").write_text("".join(f"{escape_line(label)}\n" for label in labels), newline="")
+    (tmp_path / "labels.txt").write_bytes(label_lines(pa.array(labels)))
     assert (tmp_path / "labels.txt").read_bytes().count(b"\n") == len(labels)
     assert read_labels(tmp_path / "labels.txt") == labels
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from foreign import ENTITIES, RELATIONS, draw, draw_triples, run_scores, toy, write_dict, write_splits
 from graphs import make_run, ring, tree
@@ -21,6 +25,16 @@ from kgshard.models import SCORING, find_scoring
 from kgshard.runs import Run
 
 DIMS = {"conve": 12, "mure": 6}
+
+
+def change_config(folder: Path, **changed: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+
+
+def decisions(run: Run) -> list[str]:
+    assert run.info.imported is not None
+    return run.info.imported.decisions
 
 
 def shard_hashes(run: Run) -> dict[str, str]:
@@ -47,6 +61,7 @@ def test_labels_come_back_byte_for_byte(tmp_path: Path) -> None:
     export(run, "numpy", tmp_path / "arrays")
     escaped = [label.replace("\\", "\\\\").replace("\n", "\\n") for label in labels]
     (tmp_path / "arrays" / "entities.parquet").unlink()
+    change_config(tmp_path / "arrays", vocab_sha256=None)  # These labels are others.
     (tmp_path / "arrays" / "entities.txt").write_bytes("".join(f"{line}\n" for line in escaped).encode())
     back = import_run(tmp_path / "arrays", tmp_path / "back")
     assert sorted(back.dataset.entities) == sorted(labels)
@@ -59,13 +74,14 @@ def test_labels_come_back_byte_for_byte(tmp_path: Path) -> None:
 
 def test_the_offset_of_an_exported_import_comes_back(tmp_path: Path) -> None:
     export(write_run(toy(offset=7.5), tmp_path / "run"), "numpy", tmp_path / "arrays")
-    assert import_run(tmp_path / "arrays", tmp_path / "back").model.offset == 7.5
+    back = import_run(tmp_path / "arrays", tmp_path / "back")
+    assert back.model.offset == 7.5
+    assert any("scores have 7.5 added" in line for line in decisions(back))
 
 
 def test_rows_that_were_scaled_on_export_are_told(tmp_path: Path) -> None:
     export(make_run(tmp_path, ring(9), dim=4, model="distmult"), "numpy", tmp_path / "arrays")
-    config = json.loads((tmp_path / "arrays" / "config.json").read_text())
-    (tmp_path / "arrays" / "config.json").write_text(json.dumps({**config, "normalized": True}))
+    change_config(tmp_path / "arrays", normalized=True)
     imported = import_run(tmp_path / "arrays", tmp_path / "back").info.imported
     assert imported is not None
     assert any("scaled to length 1" in line for line in imported.decisions)
@@ -108,7 +124,7 @@ def test_without_a_config_the_model_must_be_given(tmp_path: Path) -> None:
 def test_a_pickled_array_is_refused(tmp_path: Path) -> None:
     write_arrays(tmp_path / "arrays")
     np.save(tmp_path / "arrays" / "entities.npy", np.array([{"a": 1}], object), allow_pickle=True)
-    with pytest.raises(DataError, match=r"entities.npy: .*Python objects"):
+    with pytest.raises(DataError, match=r"entities.npy: .*it holds objects or records"):
         import_run(tmp_path / "arrays", tmp_path / "run", model="distmult")
 
 
@@ -183,3 +199,198 @@ def test_an_import_changes_nothing_at_its_source(tmp_path: Path) -> None:
     import_run(tmp_path / "arrays", tmp_path / "run", model="distmult")
     assert tree(tmp_path / "arrays") == before
     assert json.loads((tmp_path / "run" / "run.json").read_text())["imported"]["program"] == "numpy arrays"
+
+
+def export_numpy(folder: Path, **choices: Any) -> Run:
+    """Write an export to `folder`/arrays; return its run."""
+    run = make_run(folder, ring(9, 2), model="complex", dim=6, corruption="reciprocal")
+    export(run, "numpy", folder / "arrays", **choices)
+    return run
+
+
+def test_code_that_a_file_names_is_run_only_by_name(tmp_path: Path) -> None:
+    """`this` says something when it is imported."""
+    export_numpy(tmp_path)
+    change_config(tmp_path / "arrays", score_function="this:x")
+    sys.modules.pop("this", None)
+    with pytest.raises(ConfigError, match=r"config.json: names code to run, 'this:x'.*--model this:x"):
+        import_run(tmp_path / "arrays", tmp_path / "back")
+    assert "this" not in sys.modules
+    change_config(tmp_path / "arrays", score_function="whole_models:NotInSCORING")
+    with pytest.raises(ConfigError, match="unknown scoring function 'whole_models:NotInSCORING'"):
+        import_run(tmp_path / "arrays", tmp_path / "back", model="whole_models:NotInSCORING")
+
+
+def test_a_model_that_contradicts_the_config_is_refused(tmp_path: Path) -> None:
+    run = export_numpy(tmp_path)
+    with pytest.raises(ConfigError, match="--model distmult, but the arrays are of complex"):
+        import_run(tmp_path / "arrays", tmp_path / "back", model="distmult")
+    assert import_run(tmp_path / "arrays", tmp_path / "back", model="complex").model == run.model
+
+
+CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "reciprocal": ({"reciprocal": False}, "reciprocal is False, but inverse_relations.npy is there"),
+    "rows": ({"rows": 5}, "rows is 5, but found 9"),
+    "no number": ({"rows": "9"}, "rows is '9', expected a number"),
+    "dim": ({"embedding_dim": 8}, "embedding_dim is 8, but found 6"),
+    "relations": ({"num_relations": 3}, "num_relations is 3, but found 2"),
+    "truth": ({"reciprocal": "false"}, "reciprocal is 'false', expected true or false"),
+    "name": ({"score_function": ["complex"]}, r"score_function is \['complex'\], expected a name"),
+    "vocabulary": ({"vocab_sha256": "0" * 64}, "labels are not those of the export"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(CONTRADICTIONS))
+def test_a_config_that_contradicts_the_arrays_is_refused(tmp_path: Path, case: str) -> None:
+    changed, words = CONTRADICTIONS[case]
+    export_numpy(tmp_path)
+    change_config(tmp_path / "arrays", **changed)
+    with pytest.raises(DataError, match=f"config.json: {words}"):
+        import_run(tmp_path / "arrays", tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize("offset", ["1" + "0" * 400, '"nan"', "null"])
+def test_an_offset_that_no_score_can_have_is_refused(tmp_path: Path, offset: str) -> None:
+    export_numpy(tmp_path)
+    change_config(tmp_path / "arrays", offset="HERE")
+    path = tmp_path / "arrays" / "config.json"
+    path.write_text(path.read_text().replace('"HERE"', offset))
+    with pytest.raises((DataError, ConfigError), match=r"config.json: "):
+        import_run(tmp_path / "arrays", tmp_path / "back")
+
+
+def test_missing_inverses_are_missed(tmp_path: Path) -> None:
+    """Without them every question about heads would be asked by other rows, silently."""
+    export_numpy(tmp_path)
+    (tmp_path / "arrays" / "inverse_relations.npy").unlink()
+    with pytest.raises(DataError, match=r"reciprocal is True, but inverse_relations.npy is missing"):
+        import_run(tmp_path / "arrays", tmp_path / "back")
+
+
+def test_labels_in_another_order_are_refused(tmp_path: Path) -> None:
+    export_numpy(tmp_path)
+    path = tmp_path / "arrays" / "entities.parquet"
+    table = pq.read_table(path)
+    backwards = pa.array(table["label"].to_pylist()[::-1])
+    pq.write_table(table.set_column(table.column_names.index("label"), "label", backwards), path)
+    with pytest.raises(DataError, match="labels are not those of the export, or in another order"):
+        import_run(tmp_path / "arrays", tmp_path / "back")
+
+
+def test_a_part_of_a_run_is_said_to_be_one(tmp_path: Path) -> None:
+    run = export_numpy(tmp_path, top_degree=4)
+    back = import_run(tmp_path / "arrays", tmp_path / "back", data=tmp_path / "source")
+    assert any("only 4 of 9 entities were exported" in line for line in decisions(back))
+    kept = set(back.dataset.entities)
+    of_run = [
+        triple
+        for triple in run.dataset.triples("train").tolist()
+        if {run.dataset.entities[triple[0]], run.dataset.entities[triple[2]]} <= kept
+    ]
+    info = back.dataset.info.splits["train"]
+    assert (info.triples, info.unknown) == (len(of_run), len(run.dataset.triples("train")) - len(of_run))
+    assert info.unknown > 0
+
+
+@pytest.mark.parametrize("column", ["ids out of order", "no label"])
+def test_a_parquet_table_must_say_every_row(tmp_path: Path, column: str) -> None:
+    write_arrays(tmp_path / "arrays")
+    ids, labels = list(range(13)), [*ENTITIES[:12], None]
+    if column == "ids out of order":
+        ids, labels = [1, 0, *range(2, 13)], list(ENTITIES)
+    pq.write_table(pa.table({"id": ids, "label": labels}), tmp_path / "arrays" / "entities.parquet")
+    words = "row 12 has no label" if column == "no label" else "ids must be 0..12, in order"
+    with pytest.raises(DataError, match=f"entities.parquet: {words}"):
+        import_run(tmp_path / "arrays", tmp_path / "run", model="distmult")
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_what_editors_add_to_lines_is_no_part_of_labels(tmp_path: Path, mark: bytes, end: bytes) -> None:
+    write_arrays(tmp_path / "arrays")
+    for kind, labels in (("entities", ENTITIES), ("relations", RELATIONS)):
+        (tmp_path / "arrays" / f"{kind}.tsv").unlink()
+        lines = b"".join(label.encode() + end for label in labels)
+        (tmp_path / "arrays" / f"{kind}.txt").write_bytes(mark + lines)
+    run = import_run(tmp_path / "arrays", tmp_path / "run", model="distmult")
+    assert sorted(run.dataset.entities) == sorted(ENTITIES)
+    write_dict(tmp_path / "arrays" / "entities.tsv", ENTITIES)
+    (tmp_path / "arrays" / "entities.txt").unlink()
+    numbered = (tmp_path / "arrays" / "entities.tsv").read_bytes()
+    (tmp_path / "arrays" / "entities.tsv").write_bytes(mark + numbered.replace(b"\n", end))
+    again = import_run(tmp_path / "arrays", tmp_path / "again", model="distmult")
+    assert again.dataset.vocabulary_sha256 == run.dataset.vocabulary_sha256
+
+
+def test_a_cr_in_some_labels_stays(tmp_path: Path) -> None:
+    write_arrays(tmp_path / "arrays")
+    (tmp_path / "arrays" / "relations.tsv").unlink()
+    (tmp_path / "arrays" / "relations.txt").write_bytes(b"a\r\nb\nc\r\n")
+    run = import_run(tmp_path / "arrays", tmp_path / "run", model="distmult")
+    assert sorted(run.dataset.relations) == ["a\r", "b", "c\r"]
+
+
+def test_lines_of_splits_add_up(tmp_path: Path) -> None:
+    write_arrays(tmp_path / "arrays")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.txt").write_text("e1\tlikes\te2\n\ne1\tlikes\te2\ne2\tknows\te1\n")
+    (tmp_path / "data" / "test.txt").write_text("e1\tlikes\tnew\n\n\ne1\tknows\te2\n")
+    run = import_run(tmp_path / "arrays", tmp_path / "run", data=tmp_path / "data", model="distmult")
+    info = run.dataset.info
+    assert info.lines()[1:3] == [
+        "train: 4 lines = 2 triples + 1 duplicates + 1 blank",
+        "test: 4 lines = 1 triples + 0 duplicates + 2 blank + 1 left out",
+    ]
+    for split in ("train", "test"):
+        assert info.splits[split].source == f"{split}.txt"
+        assert info.splits[split].sha256 == file_sha256(tmp_path / "data" / f"{split}.txt")
+
+
+def npy(header: bytes, data: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
+    size = len(header).to_bytes(2 if version == b"\x01\x00" else 4, "little")
+    return b"\x93NUMPY" + version + size + header + data
+
+
+def described(shape: str, dtype: str = "'<f4'") -> bytes:
+    return f"{{'descr': {dtype}, 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+
+
+HOSTILE: dict[str, bytes] = {
+    "zip": b"PK\x03\x04garbage",
+    "nothing": b"",
+    "open bracket": npy(b"{'descr': '<f4', (\n"),
+    "brackets": npy(b"(" * 9000),
+    "minuses": npy(b"-" * 9000 + b"1"),
+    "long": npy(b" " * 60000 + b"\n", version=b"\x02\x00"),
+    "huge": npy(described("(9999999999999999999999, 6)")),
+    "2^62": npy(described("(4611686018427387904, 6)")),
+    "2^62 empty": npy(described("(4611686018427387904, 0)")),
+    "negative": npy(described("(-13, 6)")),
+    "negative twice": npy(described("(-13, -6)"), bytes(1000)),
+    "truth": npy(described("(True, 6)"), bytes(1000)),
+    "records": npy(described("(13, 6)", "('<f4', 'x')"), bytes(1000)),
+    "no such float": npy(described("(13, 6)", "'<f3'"), bytes(13 * 6 * 3)),
+    "nul": npy(b"\0\0\0\n"),
+    "short": npy(described("(13, 6)"), bytes(13 * 6 * 4 - 1)),
+    "no rows": npy(described("(0, 6)")),
+    "no axes": npy(described("()"), bytes(4)),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("case", sorted(HOSTILE))
+def test_a_hostile_array_is_refused_by_name(tmp_path: Path, case: str) -> None:
+    write_arrays(tmp_path / "arrays")
+    (tmp_path / "arrays" / "entities.npy").write_bytes(HOSTILE[case])
+    with pytest.raises(DataError, match=r"entities.npy: |entity table is \[") as caught:
+        import_run(tmp_path / "arrays", tmp_path / "run", model="distmult")
+    assert len(str(caught.value)) < 1000
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    write_arrays(tmp_path / "arrays")
+    os.mkfifo(tmp_path / "arrays" / "inverse_relations.npy")
+    with pytest.raises(DataError, match=r"inverse_relations.npy: no ordinary file"):
+        import_run(tmp_path / "arrays", tmp_path / "run", model="distmult")

@@ -12,6 +12,7 @@ import pytest
 from foreign import ENTITIES, RELATIONS, draw, draw_triples, run_scores, write_dict, write_splits
 from kgshard_tools.importers import import_run
 
+from kgshard import ingest
 from kgshard.errors import ConfigError, DataError
 
 GAMMA, HIDDEN = 12.0, 4
@@ -121,3 +122,82 @@ def test_two_models_in_one_folder_are_refused(tmp_path: Path) -> None:
         np.save(tmp_path / "ckpt" / f"other_TransE_{kind}.npy", draw(3, 4))
     with pytest.raises(DataError, match=r"expected one .* found other_TransE_entity.npy, toy_DistMult"):
         import_run(tmp_path / "ckpt", tmp_path / "run", format="dglke")
+
+
+def change_config(folder: Path, **changed: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+
+
+@pytest.mark.parametrize("order", ["hrt", "htr", "rht", "rth", "thr", "trh"])
+def test_columns_are_read_in_the_order_of_the_format(tmp_path: Path, order: str) -> None:
+    """Entities and relations share their labels here, so no wrong order shows itself."""
+    write_model(tmp_path / "ckpt", "DistMult")
+    change_config(tmp_path / "ckpt", format=f"raw_udd_{order}", delimiter="\t")
+    numbers = [str(number) for number in range(13)]
+    write_dict(tmp_path / "ckpt" / "entities.tsv", numbers)
+    write_dict(tmp_path / "ckpt" / "relations.tsv", numbers[:3])
+    triples = [{"h": "0", "r": "2", "t": "1"}, {"h": "1", "r": "0", "t": "2"}]
+    (tmp_path / "data").mkdir()
+    lines = ["\t".join(triple[letter] for letter in order) + "\n" for triple in triples]
+    (tmp_path / "data" / "train.txt").write_text("".join(lines))
+    data = import_run(tmp_path / "ckpt", tmp_path / "run", data=tmp_path / "data").dataset
+    named = [
+        {"h": data.entities[h], "r": data.relations[r], "t": data.entities[t]}
+        for h, r, t in data.triples("train").tolist()
+    ]
+    assert named == triples
+    (tmp_path / "data" / "test.txt").write_text("\t".join({"h": "0", "r": "1", "t": "77"}[c] for c in order))
+    with pytest.raises(DataError, match="triple 1 of test names the tail '77'"):
+        import_run(tmp_path / "ckpt", tmp_path / "run2", data=tmp_path / "data")
+
+
+REFUSED_FORMATS: dict[str, tuple[dict[str, Any], str]] = {
+    "ids": ({"format": "udd_hrt"}, "its splits hold numbers, not labels"),
+    "unknown": ({"format": "rdf"}, "format 'rdf' is not known"),
+    "no order": ({"format": "raw_udd_hhh"}, "format 'raw_udd_hhh' is not known"),
+    "delimiter": ({"format": "raw_udd_hrt", "delimiter": "|"}, r"delimiter '\|': only splits between TABs"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(REFUSED_FORMATS))
+def test_splits_that_cannot_be_read_are_refused_by_name(tmp_path: Path, case: str) -> None:
+    changed, words = REFUSED_FORMATS[case]
+    write_model(tmp_path / "ckpt", "DistMult")
+    delimiter = changed.get("delimiter", "\t")
+    for kind, labels in (("entities", ENTITIES), ("relations", RELATIONS)):
+        lines = "".join(f"{number}{delimiter}{label}\n" for number, label in enumerate(labels))
+        (tmp_path / "ckpt" / f"{kind}.tsv").write_text(lines)
+    change_config(tmp_path / "ckpt", **changed)
+    write_splits(tmp_path / "data", {"train": draw_triples(30, 1)})
+    with pytest.raises(ConfigError, match=f"config.json: .*{words}.*kgshard ingest"):
+        import_run(tmp_path / "ckpt", tmp_path / "run", data=tmp_path / "data")
+    ingest(tmp_path / "data", tmp_path / "prepared")
+    run = import_run(tmp_path / "ckpt", tmp_path / "run", data=tmp_path / "prepared")
+    assert sorted(run.dataset.entities) == sorted(ENTITIES)
+
+
+def test_a_table_of_another_model_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path / "ckpt", "DistMult")
+    change_config(tmp_path / "ckpt", model_name="TransE")
+    with pytest.raises(DataError, match=r"toy_DistMult_entity.npy: is not named as a table of TransE"):
+        import_run(tmp_path / "ckpt", tmp_path / "run")
+
+
+def test_a_gamma_beyond_all_floats_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path / "ckpt", "TransE")
+    path = tmp_path / "ckpt" / "config.json"
+    path.write_text(path.read_text().replace("12.0", "1" * 400))
+    with pytest.raises(DataError, match=r"config.json: "):
+        import_run(tmp_path / "ckpt", tmp_path / "run")
+
+
+def test_angles_of_another_precision_are_told(tmp_path: Path) -> None:
+    entities, relations = write_model(tmp_path / "ckpt", "RotatE")
+    np.save(tmp_path / "ckpt" / "toy_RotatE_relation.npy", relations)
+    run = import_run(tmp_path / "ckpt", tmp_path / "run")
+    assert run.info.imported is not None
+    assert "relation rows were float64; they are rounded to float32" in run.info.imported.decisions
+    ids = draw_triples(9, 1)
+    expected = [rotate(entities[h], relations[r], entities[t]) for h, r, t in ids.tolist()]
+    np.testing.assert_allclose(run_scores(run, ids), expected, atol=1e-5)

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, pairwise_distance
 
 from kgshard.errors import ConfigError, DataError, NonFiniteError
+from kgshard.files import file_sha256
 
 DIM = 16
 SCRIPT = Path(__file__).resolve().parents[2] / "support" / "dicee_training.py"
@@ -263,6 +264,155 @@ def test_tables_and_labels_must_be_as_many(tmp_path: Path) -> None:
     write_csv(tmp_path / "dicee" / "entity_to_idx.csv", "entity", [*ENTITIES, "one more"])
     with pytest.raises(DataError, match=r"entity_embeddings.weight has 13 rows, but there are 14 labels"):
         import_run(tmp_path / "dicee", tmp_path / "run")
+
+
+def write_keci(folder: Path, **config: Any) -> None:
+    rows = ["x", "x_inverse"]
+    splits = {"train": draw_triples(9, 1, relations=1)}
+    write_folder(folder, "Keci", rows=rows, technique="KvsAll", splits=splits, **config)
+
+
+@pytest.mark.parametrize("changed", [{"p": None}, {"p": None, "q": None}, {"q": None}])
+def test_p_and_q_that_are_not_said_are_0(tmp_path: Path, changed: dict[str, Any]) -> None:
+    write_keci(tmp_path / "dicee", **changed)
+    path = tmp_path / "dicee" / "model.pt"
+    state = torch.load(path, weights_only=True)
+    for kind in ("entity", "relation"):  # A width for one part, for two and for three.
+        state[f"{kind}_embeddings.weight"] = state[f"{kind}_embeddings.weight"][:, :12].clone()
+    signature = {"p": 1, "q": 1} | dict.fromkeys(changed, 0)
+    for key, value in signature.items():
+        if not value:
+            del state[f"{key}_coefficients.weight"]
+    torch.save(state, path)
+    assert import_run(tmp_path / "dicee", tmp_path / "run").model.name == "keci:{p},{q}".format(**signature)
+    text = (tmp_path / "dicee" / "configuration.json").read_text()
+    config = {key: value for key, value in json.loads(text).items() if key not in changed}
+    (tmp_path / "dicee" / "configuration.json").write_text(json.dumps(config))
+    assert import_run(tmp_path / "dicee", tmp_path / "run2").model.name == "keci:{p},{q}".format(**signature)
+
+
+@pytest.mark.parametrize("value", ["x", -1, 1.5, True])
+def test_p_that_is_no_number_is_refused(tmp_path: Path, value: object) -> None:
+    write_keci(tmp_path / "dicee", p=value)
+    with pytest.raises(DataError, match=r"configuration.json: p is .*, expected a number from 0"):
+        import_run(tmp_path / "dicee", tmp_path / "run")
+
+
+@pytest.mark.parametrize("model", ["QMult", "OMult"])
+def test_a_width_that_is_no_multiple_is_refused(tmp_path: Path, model: str) -> None:
+    write_folder(tmp_path / "dicee", model)
+    state = {"entity_embeddings.weight": torch.ones(13, 6), "relation_embeddings.weight": torch.ones(3, 6)}
+    torch.save(state, tmp_path / "dicee" / "model.pt")
+    with pytest.raises(ConfigError, match=f"dicee, {model.lower()}: .*dim"):
+        import_run(tmp_path / "dicee", tmp_path / "run")
+
+
+@pytest.mark.parametrize("technique", ["NegSample", "KvsAll"])
+@pytest.mark.parametrize(("column", "number"), [(1, -1), (1, 99), (0, 99), (2, -1)])
+def test_a_number_without_a_label_is_refused(
+    tmp_path: Path, technique: str, column: int, number: int
+) -> None:
+    rows = ["x", "x_inverse"]
+    splits = {"train": draw_triples(9, 1, relations=1)}
+    write_folder(tmp_path / "dicee", "DistMult", rows=rows, technique=technique, splits=splits)
+    ids = np.load(tmp_path / "dicee" / "train_set.npy")
+    ids[0, column] = number
+    np.save(tmp_path / "dicee" / "train_set.npy", ids)
+    kind = ("head", "relation", "tail")[column]
+    with pytest.raises(DataError, match=rf"train_set.npy: {kind} numbers run from .* labels for 0.."):
+        import_run(tmp_path / "dicee", tmp_path / "run")
+
+
+HOSTILE_IDS = {
+    "zip": b"PK\x03\x04xx",
+    "brackets": b"\x93NUMPY\x01\x00\x28\x23" + b"(" * 9000,
+    "floats": None,
+}
+
+
+@pytest.mark.parametrize("case", sorted(HOSTILE_IDS))
+def test_hostile_splits_are_refused_by_name(tmp_path: Path, case: str) -> None:
+    write_folder(tmp_path / "dicee", "DistMult")
+    path, content = tmp_path / "dicee" / "train_set.npy", HOSTILE_IDS[case]
+    if content is None:
+        np.save(path, np.ones((3, 3)))
+    else:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=r"train_set.npy: "):
+        import_run(tmp_path / "dicee", tmp_path / "run")
+
+
+def test_a_row_of_two_labels_is_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path / "dicee", "DistMult")
+    path = tmp_path / "dicee" / "entity_to_idx.csv"
+    path.write_text(path.read_text() + "3,another\n")
+    with pytest.raises(DataError, match="row 3 occurs twice, of 'e3' and of 'another'"):
+        import_run(tmp_path / "dicee", tmp_path / "run")
+    path.unlink()
+    numbers = {label: min(row, 11) for row, label in enumerate(ENTITIES)}
+    write_pickle(tmp_path / "dicee" / "entity_to_idx.p", numbers)
+    with pytest.raises(DataError, match="row 11 occurs twice, of 'e11' and of 'e12'"):
+        import_run(tmp_path / "dicee", tmp_path / "run")
+
+
+def write_pickle(path: Path, labels: dict[str, int]) -> None:
+    """Write a dict as Python's first pickles said it: text, read by whatever reads pickles."""
+    items = "".join(f"V{label}\nI{row}\ns" for label, row in labels.items())
+    path.write_bytes(f"(d{items}.".encode())
+
+
+def test_pickled_labels_of_older_versions_are_read(tmp_path: Path) -> None:
+    write_folder(tmp_path / "dicee", "DistMult")
+    first = import_run(tmp_path / "dicee", tmp_path / "run")
+    for kind, labels in (("entity", ENTITIES), ("relation", RELATIONS)):
+        (tmp_path / "dicee" / f"{kind}_to_idx.csv").unlink()
+        write_pickle(tmp_path / "dicee" / f"{kind}_to_idx.p", {label: i for i, label in enumerate(labels)})
+    second = import_run(tmp_path / "dicee", tmp_path / "run2")
+    assert second.dataset.vocabulary_sha256 == first.dataset.vocabulary_sha256
+    rows = range(13)
+    np.testing.assert_array_equal(second.checkpoint.entities.read(rows), first.checkpoint.entities.read(rows))
+    (tmp_path / "dicee" / "entity_to_idx.p").write_bytes(b"]q\x00.")
+    with pytest.raises(DataError, match=r"entity_to_idx.p: is no dict of labels to numbers"):
+        import_run(tmp_path / "dicee", tmp_path / "run3")
+
+
+def test_labels_with_line_ends_of_their_own_stay(tmp_path: Path) -> None:
+    entities = ["a\r\nb", *ENTITIES[1:]]
+    write_folder(tmp_path / "dicee", "DistMult", entities=entities)
+    assert sorted(import_run(tmp_path / "dicee", tmp_path / "run").dataset.entities) == sorted(entities)
+
+
+def test_labels_may_lie_in_the_data_folder(tmp_path: Path) -> None:
+    write_folder(tmp_path / "dicee", "DistMult")
+    write_splits(tmp_path / "data", {"train": draw_triples(9, 1)}, relations=RELATIONS)
+    for kind in ("entity", "relation"):
+        name = f"{kind}_to_idx.csv"
+        (tmp_path / "dicee" / name).rename(tmp_path / "data" / name)
+    run = import_run(tmp_path / "dicee", tmp_path / "run", data=tmp_path / "data")
+    assert sorted(run.dataset.relations) == sorted(RELATIONS)
+
+
+def test_a_normalization_spelt_none_is_none(tmp_path: Path) -> None:
+    write_folder(tmp_path / "dicee", "DistMult", normalization="None")
+    assert import_run(tmp_path / "dicee", tmp_path / "run").model.name == "distmult"
+
+
+def test_the_epsilon_of_a_distance_is_kept(tmp_path: Path) -> None:
+    """Where rows are as small as that, a score without it is another."""
+    state = write_folder(tmp_path / "dicee", "TransE")
+    tiny = {name: table * 1e-7 for name, table in state.items()}
+    torch.save(tiny, tmp_path / "dicee" / "model.pt")
+    run, ids = import_run(tmp_path / "dicee", tmp_path / "run"), draw_triples(20, 9)
+    table = tiny["entity_embeddings.weight"].double(), tiny["relation_embeddings.weight"].double()
+    gaps = [
+        torch.linalg.vector_norm(table[0][h] + table[1][r] - table[0][t] + 1e-6) for h, r, t in ids.tolist()
+    ]
+    rows = run.dataset.relations.ids_of(RELATIONS)
+    np.testing.assert_allclose(
+        run.checkpoint.relations.gather(rows), table[1].numpy() + 1e-6, rtol=0, atol=1e-12
+    )
+    np.testing.assert_allclose(4 - run_scores(run, ids, relations=RELATIONS), gaps, rtol=0, atol=1e-6)
+    assert run.dataset.info.splits["train"].sha256 == file_sha256(tmp_path / "dicee" / "train_set.npy")
 
 
 @pytest.fixture(scope="module")

@@ -89,10 +89,11 @@ def test_a_folder_of_two_formats_must_be_named(arrays: Path, tmp_path: Path) -> 
 def test_no_format_takes_an_empty_folder_or_a_file(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_bytes(b"\x00\xff not a model")
+    model = "distmult" if IMPORTERS[name].takes_model else None
     for source in ("empty", "file"):
         assert not IMPORTERS[name].recognises(tmp_path / source)
         with pytest.raises(DataError, match=source):
-            import_run(tmp_path / source, tmp_path / "run", format=name, model="distmult")
+            import_run(tmp_path / source, tmp_path / "run", format=name, model=model)
     assert not (tmp_path / "run").exists()
 
 
@@ -103,3 +104,27 @@ def test_importing_needs_no_torch(arrays: Path, tmp_path: Path) -> None:
     )
     arguments = ["import", str(arrays), "-o", str(tmp_path / "run"), "--model", "distmult"]
     assert subprocess.run([sys.executable, "-c", script, *arguments]).returncode == 0
+
+
+@pytest.mark.parametrize("name", sorted(set(IMPORTERS) - {"npy"}))
+def test_a_model_is_not_given_where_the_source_names_it(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^--model: {name} says itself which model it is"):
+        import_run(tmp_path, tmp_path / "run", format=name, model="distmult")
+
+
+def test_the_help_names_every_format(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["import", "--help"]) == 0
+    *others, last = ["auto", *IMPORTERS]
+    assert f"{', '.join(others)} or {last}." in " ".join(capsys.readouterr().out.split())
+
+
+def test_two_imports_to_one_place_do_not_replace_each_other(arrays: Path, tmp_path: Path) -> None:
+    """Whichever comes second is refused, while the first works and after it."""
+    command = [sys.executable, "-m", "kgshard", "import", str(arrays), "-o", str(tmp_path / "run")]
+    arguments = [*command, "--model", "distmult", "--json"]
+    begun = [subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    ended = [(process.communicate(), process.returncode) for process in begun]
+    assert sorted(code for _, code in ended) == [0, 2]
+    [refused] = [said.decode() for (_, said), code in ended if code == 2]
+    assert any(words in refused for words in ("is being written by", "holds a run already", "just now"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["arrays", "run"]

@@ -16,6 +16,7 @@ import pytest
 from foreign import ENTITIES, RELATIONS, draw, draw_triples, run_scores, write_dict, write_splits
 from kgshard_tools.importers import import_run
 
+from kgshard import ingest
 from kgshard.errors import ConfigError, DataError
 
 GAMMA, HIDDEN = 6.0, 4
@@ -101,4 +102,34 @@ def test_missing_labels_say_where_they_were_looked_for(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "checkpoint", "TransE", data=tmp_path)
     (tmp_path / "relations.dict").unlink()
     with pytest.raises(DataError, match=r"no relations.dict in .*checkpoint.*--data"):
+        import_run(tmp_path / "checkpoint", tmp_path / "run")
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_data_may_be_splits_alone(tmp_path: Path, prepared: bool) -> None:
+    """Labels are then those beside the checkpoint, or above it."""
+    write_checkpoint(tmp_path / "umls" / "checkpoint", "TransE", data=tmp_path / "umls")
+    data = tmp_path / "data"
+    write_splits(data, {"train": draw_triples(20, 7)})
+    if prepared:
+        data = ingest(data, tmp_path / "prepared").folder
+    run = import_run(tmp_path / "umls" / "checkpoint", tmp_path / "run", data=data)
+    assert len(run.dataset.triples("train")) == len(np.unique(draw_triples(20, 7), axis=0))
+    assert len(run.dataset.triples("test")) == 0
+
+
+def test_labels_in_the_data_folder_come_first(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "checkpoint", "TransE", data=tmp_path / "checkpoint")
+    write_splits(tmp_path / "data", {"train": draw_triples(20, 7)}, [f"x{name}" for name in ENTITIES])
+    write_dict(tmp_path / "data" / "entities.dict", [f"x{name}" for name in ENTITIES])
+    run = import_run(tmp_path / "checkpoint", tmp_path / "run", data=tmp_path / "data")
+    assert sorted(run.dataset.entities) == sorted(f"x{name}" for name in ENTITIES)
+
+
+def test_a_gamma_beyond_all_floats_is_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "checkpoint", "TransE", data=tmp_path)
+    (tmp_path / "checkpoint" / "config.json").write_text(
+        '{"model": "TransE", "hidden_dim": 4, "gamma": ' + "1" * 400 + "}"
+    )
+    with pytest.raises(DataError, match=r"config.json: "):
         import_run(tmp_path / "checkpoint", tmp_path / "run")

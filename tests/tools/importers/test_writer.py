@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ from kgshard_tools.answers import load
 from kgshard_tools.curves import draw_curves
 from kgshard_tools.export import export
 from kgshard_tools.importers.foreign import ForeignModel
+from kgshard_tools.importers.mapped import map_floats
+from kgshard_tools.importers.read_ahead import ReadAhead
 from kgshard_tools.importers.writer import write_run
 from kgshard_tools.index import build_index
 from kgshard_tools.merge import merge_shards
@@ -23,6 +26,7 @@ from papers import PAPER
 from safetensors.numpy import load_file
 
 from kgshard.config import TrainConfig, read_settings
+from kgshard.data.prepare import Origin
 from kgshard.errors import ConfigError, DataError, NonFiniteError, RunError
 from kgshard.files import TEMPORARY_PREFIX
 from kgshard.runs import Run, open_run
@@ -220,7 +224,7 @@ def test_an_imported_run_is_read_by_every_command(tmp_path: Path, here: None) ->
     assert [answer.label for answer in load(run).predict_tails("e1", "likes", 5)] == [
         answer.label for answer in scanned
     ]
-    with pytest.raises(RunError, match="nothing was recorded"):
+    with pytest.raises(RunError, match=r"was imported from Toy 1\.0; its training was not recorded"):
         draw_curves(run)
     write_run(toy(), tmp_path / "run", overwrite=True)  # what those commands left is ours to replace
 
@@ -245,25 +249,150 @@ def test_its_settings_and_data_train_a_model_of_the_same_kind(tmp_path: Path) ->
         assert begun.dataset.vocabulary_sha256 == run.dataset.vocabulary_sha256
 
 
-def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
-    """Pages of a mapped file are not counted: they are the system's to drop."""
-    rows, dim = 24_000, 1024
-    table = np.lib.format.open_memmap(tmp_path / "table.npy", "w+", np.float32, (rows, dim))
+def traced_peak(folder: Path, dim: int, *, rows: int = 2_000) -> int:
+    """Return the bytes that an import of mapped tables [rows, dim] holds, mapped pages not counted."""
+    folder.mkdir()
+    table = np.lib.format.open_memmap(folder / "table.npy", "w+", np.float32, (rows, dim))
     foreign = ForeignModel(
         program="Toy",
         scoring="distmult",
-        reciprocal=False,
+        reciprocal=True,
         entity_labels=[f"e{row}" for row in range(rows)],
-        relation_labels=["r"],
+        relation_labels=[f"r{row}" for row in range(rows)],
         entities=table,
-        relations=np.ones((1, dim), np.float32),
+        relations=table,
+        inverses=table,
     )
     tracemalloc.start()
     try:
-        run = write_run(foreign, tmp_path / "run")
+        run = write_run(foreign, folder / "run")
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert run.checkpoint.entities.shape == (rows, dim)
-    assert peak < table.nbytes / 4
-    assert not list(tmp_path.glob(f"{TEMPORARY_PREFIX}*"))
+    assert not list(folder.glob(f"{TEMPORARY_PREFIX}*"))
+    return peak
+
+
+def test_memory_does_not_grow_with_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of a mapped file are not counted: they are the system's to drop."""
+    monkeypatch.setattr("kgshard_tools.importers.writer._BLOCK_BYTES", 1 << 18)
+    small, large = traced_peak(tmp_path / "small", 512), traced_peak(tmp_path / "large", 4096)
+    assert large < small + (1 << 20)  # The tables have 4 and 32 MB.
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_inverses_may_be_a_table_of_their_own(tmp_path: Path, apart: bool) -> None:
+    rows = draw(6, 6, 2)
+    changed = {"relations": rows[:3], "inverses": rows[3:]} if apart else {"relations": rows}
+    run = write_run(toy(**{"reciprocal": True, **changed}), tmp_path / "run")
+    np.testing.assert_array_equal(rows_by_label(run)[1], rows)
+
+
+def test_relation_rows_are_picked_and_converted(tmp_path: Path) -> None:
+    """One row of the program may stand for two of ours."""
+    table, picked = draw(5, 6, 2), [4, 0, 2, 1, 4, 3]
+    foreign = toy(reciprocal=True, relations=table, relation_rows=picked, convert=np.negative)
+    np.testing.assert_array_equal(rows_by_label(write_run(foreign, tmp_path / "run"))[1], -table[picked])
+    with pytest.raises(DataError, match=r"relation table is \[5, 6\], with 3 labels"):
+        write_run(toy(relations=table, relation_rows=picked), tmp_path / "run2")
+
+
+@pytest.mark.parametrize("inverses", [draw(2, 6), draw(3, 4), np.ones((3, 6), np.int64)])
+def test_inverses_that_do_not_fit_are_refused(tmp_path: Path, inverses: Any) -> None:
+    with pytest.raises(DataError, match="inverse"):
+        write_run(toy(reciprocal=True, relations=draw(3, 6), inverses=inverses), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "words"),
+    [
+        ("entities", np.float64, "entity rows were float64; they are rounded to float32"),
+        ("entities", np.float16, "entity rows were float16; they are widened, exactly, to float32"),
+        ("relations", np.float64, "relation rows were float64; they are rounded to float32"),
+    ],
+)
+def test_another_precision_is_told(tmp_path: Path, kind: str, dtype: Any, words: str) -> None:
+    table = draw(13 if kind == "entities" else 3, 6).astype(dtype)
+    run = write_run(toy(**{kind: table}), tmp_path / "run")
+    assert run.info.imported is not None
+    assert words in run.info.imported.decisions
+
+
+def test_a_shared_parameter_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    shared = {"coefficients": np.array([1.0, np.nan], np.float32)}
+    foreign = toy(scoring="keci:1,1", entities=draw(13, 6), relations=draw(3, 6), shared=shared)
+    with pytest.raises(NonFiniteError, match="shared parameter 'coefficients' is not finite"):
+        write_run(foreign, tmp_path / "run")
+    assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize("offset", [float("nan"), float("inf")])
+def test_an_offset_that_is_no_number_is_refused(tmp_path: Path, offset: float) -> None:
+    with pytest.raises(ConfigError, match=r"Toy 1\.0.*offset of scores must be a finite number"):
+        write_run(toy(offset=offset), tmp_path / "run")
+
+
+def test_what_was_written_is_read_again_before_it_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kgshard_tools.importers.writer.checkpoint_name", lambda step: "step-00000007")
+    with pytest.raises(RunError, match="holds step 0; folders were renamed"):
+        write_run(toy(), tmp_path / "run")
+    assert tree(tmp_path) == {}
+
+
+def test_counts_of_a_split_add_up(tmp_path: Path) -> None:
+    triples = {"train": np.array([[0, 1, 2], [0, 1, 2], [3, 0, 3]])}
+    origins = {"train": Origin("train.txt", "ab" * 32, blank=2, unknown=4, unit="lines")}
+    info = write_run(toy(triples=triples, origins=origins), tmp_path / "run").dataset.info
+    assert info.lines()[1] == "train: 9 lines = 2 triples + 1 duplicates + 2 blank + 4 left out"
+    assert info.splits["train"].sha256 == "ab" * 32
+    info = write_run(toy(triples=triples), tmp_path / "run2").dataset.info
+    assert info.lines()[1] == "train: 3 rows = 2 triples + 1 duplicates"
+
+
+@pytest.mark.parametrize("label", [None, 7, b"bytes"])
+def test_a_label_that_is_no_text_is_named(tmp_path: Path, label: Any) -> None:
+    with pytest.raises(DataError, match="the entity label of row 2 is no text: "):
+        write_run(toy(entity_labels=[*ENTITIES[:2], label, *ENTITIES[3:]]), tmp_path / "run")
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_mapped_table_comes_whole_whether_memory_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str, in_memory: bool
+) -> None:
+    """Rows are asked for ahead in another way where it does not; what is read is the same."""
+    monkeypatch.setattr("kgshard_tools.importers.writer._BLOCK_BYTES", 100)
+    if not in_memory:
+        monkeypatch.setattr("kgshard_tools.importers.read_ahead._held_in_memory", lambda: 0)
+    foreign = toy()
+    np.save(tmp_path / "table.npy", np.asarray(foreign.entities, order=order))  # type: ignore[call-overload]
+    run = write_run(toy(entities=map_floats(tmp_path / "table.npy")), tmp_path / "run")
+    np.testing.assert_array_equal(rows_by_label(run)[0], foreign.entities)
+
+
+class Advised(mmap.mmap):
+    """A mapped file that notes what the kernel was told."""
+
+    def madvise(self, option: int, start: int = 0, length: int | None = None) -> None:
+        self.told = [*getattr(self, "told", []), (option, start, length)]
+        super().madvise(option, start, *([] if length is None else [length]))
+
+
+def test_no_more_than_the_rows_that_come_next_is_asked_of_a_large_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(bytes(1 << 20))
+    with (tmp_path / "file").open("rb") as file:
+        mapped = Advised(file.fileno(), 0, access=mmap.ACCESS_READ)
+    table = np.ndarray((200, 1024), np.float32, mapped, 128)
+    monkeypatch.setattr("kgshard_tools.importers.read_ahead._held_in_memory", lambda: 0)
+    ReadAhead.of(table).ask_for(np.array([9, 2]))
+    pages = [(mmap.MADV_WILLNEED, 4096 * row, 4096 + 128) for row in (2, 9)]
+    assert mapped.told == [(mmap.MADV_RANDOM, 0, None), *pages]
+    monkeypatch.undo()
+    mapped.told = []
+    ReadAhead.of(table).ask_for(np.array([9, 2]))
+    assert mapped.told == [(mmap.MADV_WILLNEED, 0, 1 << 20)]

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kgshard.shards import Floats
+from kgshard_tools.export.spread import spread
 from kgshard_tools.export.tables import Export, Rows
 
 _BLOCK_VALUES = 1 << 18
@@ -54,23 +55,12 @@ def row_texts(values: Floats, between: str) -> list[memoryview]:
         >>> [bytes(text) for text in row_texts(np.float32([[1, -0.0], [0.1, 1e-45]]), " ")]
         [b'1 -0', b'0.1 1e-45']
     """
-    texts = _exact_texts(values.ravel())
-    offsets, characters = (np.frombuffer(buffer, kind) for buffer, kind in _buffers(texts))
-    separators = offsets[1:] + np.arange(len(texts))
-    line = np.empty(len(characters) + len(texts), np.uint8)
-    is_character = np.ones(len(line), bool)
-    is_character[separators] = False
-    line[is_character] = characters
+    line, places = spread(_exact_texts(values.ravel()), after=1)
+    separators = np.append(places[1:], len(line)) - 1
     line[separators] = ord(between)
     ends = separators[values.shape[1] - 1 :: values.shape[1]].tolist()
     starts = [0, *(end + 1 for end in ends[:-1])]
     return [line.data[start:stop] for start, stop in zip(starts, ends, strict=True)]
-
-
-def _buffers(texts: pa.Array) -> list[tuple[pa.Buffer, type[np.generic]]]:
-    """Return where arrow keeps the offsets and the characters of large strings."""
-    _, offsets, characters = texts.buffers()
-    return [(offsets, np.int64), (characters, np.uint8)]
 
 
 def _exact_texts(values: Floats) -> pa.Array:

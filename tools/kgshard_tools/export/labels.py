@@ -6,22 +6,32 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kgshard.files import copy_file, replacing
+from kgshard_tools.export.spread import spread
 from kgshard_tools.export.tables import Rows
 
 
 def write_label_lines(rows: Rows, path: Path) -> None:
     """Write one label a line; a newline in it is written \\n, a backslash \\\\."""
     with replacing(path) as temporary, temporary.open("wb") as file:
-        for labels in rows.labels():
-            file.write("".join(f"{escape_line(label)}\n" for label in labels).encode())
+        for columns in rows.columns(["label"]):
+            file.write(label_lines(columns.column("label")))
 
 
-def escape_line(label: str) -> str:
-    """Return a label as one line of text; see `write_label_lines`."""
-    return label.replace("\\", "\\\\").replace("\n", "\\n")
+def label_lines(labels: pa.Array) -> bytes:
+    """Return labels as lines of text; see `write_label_lines`.
+
+    Example:
+        >>> label_lines(pa.array(["a", "b\\n", "\\\\"]))
+        b'a\\nb\\\\n\\n\\\\\\\\\\n'
+    """
+    lines = pc.replace_substring(pc.replace_substring(labels, "\\", "\\\\"), "\n", "\\n")
+    buffer, places = spread(lines, after=1)
+    buffer[np.append(places[1:], len(buffer)) - 1] = ord("\n")
+    return buffer.tobytes()
 
 
 def write_vocabulary(rows: Rows, path: Path) -> None:

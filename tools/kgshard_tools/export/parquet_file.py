@@ -20,8 +20,10 @@ from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kgshard.shards import ITEM_BYTES
+from kgshard_tools.export.spread import spread
 from kgshard_tools.export.tables import Rows
 
 _MAGIC = b"PAR1"
@@ -82,24 +84,23 @@ def _write_group(rows: Rows, ids: range, columns: pa.RecordBatch, file: BinaryIO
     degrees = columns.column("degree").to_numpy(zero_copy_only=False).astype("<i8")
     return len(rows), [
         _write_column("id", _INT64, [(len(ids), numbers.tobytes())], file),
-        _write_column("label", _BYTE_ARRAY, _text_pages(columns.column("label").to_pylist()), file),
+        _write_column("label", _BYTE_ARRAY, _text_pages(columns.column("label")), file),
         _write_column("degree", _INT64, [(len(ids), degrees.tobytes())], file),
         _write_vectors(rows, file),
     ]
 
 
-def _text_pages(labels: Sequence[str]) -> Iterator[_Page]:
+def _text_pages(labels: pa.Array) -> Iterator[_Page]:
     """Yield labels as pages, which end where they are large enough: a page has at most 2^31 bytes."""
-    page, size = list[bytes](), 0
-    for label in labels:
-        raw = label.encode()
-        page.append(len(raw).to_bytes(4, "little") + raw)
-        size += 4 + len(raw)
-        if size >= _PAGE_BYTES:
-            yield len(page), b"".join(page)
-            page, size = [], 0
-    if page:
-        yield len(page), b"".join(page)
+    sizes = pc.binary_length(labels).to_numpy(zero_copy_only=False).astype(np.int64) + 4
+    pages = (np.cumsum(sizes) - sizes) // _PAGE_BYTES
+    starts = np.flatnonzero(np.diff(pages, prepend=-1))
+    for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(labels)], strict=True):
+        # Each text comes behind its length, 4 bytes little-endian.
+        plain, places = spread(labels.slice(start, stop - start), before=4)
+        lengths = (sizes[start:stop] - 4).astype("<u4")
+        plain[places[:, None] + np.arange(4)] = lengths.view(np.uint8).reshape(-1, 4)
+        yield stop - start, plain.tobytes()
 
 
 def _write_column(name: str, type: int, pages: Iterable[_Page], file: BinaryIO) -> _Chunk:
