@@ -46,9 +46,7 @@ def make_run(folder: Path, mebibytes: int, shards: int) -> Path:
     with (data / "train.tsv").open("w") as file:
         file.writelines(f"e{i}\tnext\te{i + 1}\n" for i in range(0, num_entities - 1, 2))
     command = [sys.executable, "-m", "kgshard", "train", str(data), "-o", str(folder / "run"), "-q"]
-    settings = (
-        f"--model distmult --dim {DIM} --epochs 1 --batch-size 20000 --negatives 8 --no-save-optimizer"
-    )
+    settings = f"--model distmult --dim {DIM} --epochs 1 --batch-size 20000 --negatives 8 --no-save-optimizer"
     run_command([*command, *settings.split()])
     cut = ["reshard", str(folder / "run"), "-o", str(folder / "cut"), "--world-size", str(shards), "-q"]
     run_command([sys.executable, "-m", "kgshard", *cut])

@@ -15,7 +15,7 @@ from kgshard.files import file_sha256
 
 
 class SplitInfo(Struct, frozen=True):
-    """What became of one file: lines = triples + duplicates + blank."""
+    """What became of one file: lines = triples + duplicates + blank + unknown."""
 
     triples: int
     source: str | None = None
@@ -24,6 +24,19 @@ class SplitInfo(Struct, frozen=True):
     lines: int = 0
     duplicates: int = 0
     blank: int = 0
+    unknown: int = 0
+    """Triples left out, since they name what an imported model has no row for."""
+    unit: Literal["lines", "rows"] = "lines"
+    """What `lines` counts: those of a text, or the rows of an array."""
+
+    def words(self) -> str:
+        """Say what became of every line."""
+        parts = [f"{self.triples:,} triples", f"{self.duplicates:,} duplicates"]
+        if self.unit == "lines":
+            parts.append(f"{self.blank:,} blank")
+        if self.unknown:
+            parts.append(f"{self.unknown:,} left out")
+        return f"{self.lines:,} {self.unit} = {' + '.join(parts)}"
 
 
 class DatasetInfo(Struct, frozen=True):
@@ -48,10 +61,7 @@ class DatasetInfo(Struct, frozen=True):
         lines = [f"{self.num_entities:,} entities, {self.num_relations:,} relations"]
         for split, counts in self.splits.items():
             if counts.source is not None:
-                lines.append(
-                    f"{split}: {counts.lines:,} lines = {counts.triples:,} triples"
-                    f" + {counts.duplicates:,} duplicates + {counts.blank:,} blank"
-                )
+                lines.append(f"{split}: {counts.words()}")
         if self.not_read:
             lines.append(f"not read: {', '.join(self.not_read)}")
         return lines

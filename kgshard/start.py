@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import fcntl
-import glob
 import json
 import os
+import re
 import shutil
 import socket
 import uuid
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from kgshard.config import TrainConfig
 from kgshard.data.dataset import DATASET_NAMES, Dataset, clone_dataset, is_dataset, open_dataset
@@ -23,17 +23,20 @@ from kgshard.errors import RunError, UsageError
 from kgshard.files import (
     AnyPath,
     check_replaceable,
-    remove_stale,
     replacing_directory,
     swap_directory,
+    sync_tree,
     temporary_sibling,
     write_json,
     write_text,
 )
 from kgshard.models.link import LinkModel
 from kgshard.records import ImportInfo, RunInfo
-from kgshard.runs import CONFIG_FILE, LATEST_FILE, LOCK_FILE, RUN_FILE, RUN_NAMES, Run, is_run, open_run
+from kgshard.runs import CONFIG_FILE, LATEST_FILE, LOCK_FILE, RUN_FILE, Run, is_run, open_run, run_names
 from kgshard.stderr import tell
+
+_HOLDER = re.compile(rb"(pid \d+ on [^\n]*\n)?")
+"""What a lock says of who holds it, or nothing yet."""
 
 
 def ingest(data: AnyPath, out: AnyPath, *, overwrite: bool = False) -> Dataset:
@@ -78,18 +81,16 @@ def started_run(
 
     Raises:
         DataError: The data cannot be read; nothing was written.
-        RunError: `out` may not be replaced, or somebody trains there; nothing was changed.
+        RunError: `out` may not be replaced, or somebody writes a run there; nothing there was changed.
     """
     source = find_source(data)
-    finished = _check_place(Path(out), overwrite=overwrite)
-    place = Path(os.path.realpath(out))
     with ExitStack() as held:
-        if place.exists():
-            held.enter_context(_locked(place))
+        place, finished = held.enter_context(_held(Path(out), overwrite=overwrite))
         if finished:
             yield from _successor(source, place, config)
         else:
-            _begin(source, place, config)
+            with _growing(place, overwrite=overwrite) as temporary:
+                _fill(source, temporary, config)
             held.enter_context(_locked(place))
             try:
                 yield open_run(place)
@@ -102,28 +103,86 @@ def started_run(
 def replacing_run(out: AnyPath, *, overwrite: bool = False) -> Iterator[Path]:
     """Yield a temporary folder that becomes the run at `out` when the `with` block ends without an exception.
 
+    Nobody else writes a run there meanwhile, and what somebody puts there is never lost: then the new run
+    stays beside `out`, and the error says where.
+
     Args:
         out: The run folder; as `started_run` has it.
         overwrite: Replace a finished run.
 
     Raises:
-        RunError: `out` may not be replaced, or somebody trains there; nothing was changed.
+        RunError: `out` may not be replaced, or somebody writes a run there; nothing there was changed.
     """
-    _check_place(Path(out), overwrite=overwrite)
+    with (
+        _held(Path(out), overwrite=overwrite) as (place, _),
+        _growing(place, overwrite=overwrite) as temporary,
+    ):
+        yield temporary
+
+
+@contextmanager
+def _held(out: Path, *, overwrite: bool) -> Iterator[tuple[Path, bool]]:
+    """Hold a run's place for one writer, folder or not; yield it, and whether a finished run is there."""
+    _check_place(out, overwrite=overwrite)
     place = Path(os.path.realpath(out))
-    with ExitStack() as held:
-        if place.exists():
-            held.enter_context(_locked(place))
-        yield held.enter_context(replacing_directory(place))
+    with _placeholder(place), _locked(place):
+        # What was true before the lock was ours may no longer be.
+        yield place, _check_place(place, overwrite=overwrite)
+
+
+@contextmanager
+def _placeholder(place: Path) -> Iterator[None]:
+    """Make sure that there is a folder to lock; what was made for that goes where no run came of it."""
+    made = [folder for folder in (place, *place.parents) if not folder.exists()]
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        for folder in made:
+            with suppress(OSError):  # Not empty: a run is there.
+                folder.rmdir()
+
+
+@contextmanager
+def _growing(place: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Yield a temporary folder that becomes `place`, or stays beside it if something came there meanwhile."""
+    with replacing_directory(place) as temporary:
+        yield temporary
+        sync_tree(temporary)  # Now, so that nothing takes long between the look and the swap.
+        try:
+            _check_place(place, overwrite=overwrite)
+        except RunError as error:
+            kept = place.with_name(f"{place.name}-{uuid.uuid4().hex[:8]}")
+            swap_directory(temporary, kept)
+            raise RunError(f"{error}; the new run is {kept}") from error
 
 
 def _check_place(out: Path, *, overwrite: bool) -> bool:
     """Raise RunError where no run may be written; return whether a finished one is there."""
-    check_replaceable(out, ours=is_run(out), names=RUN_NAMES, what="a kgshard run")
+    if not _is_utf8(out):
+        raise RunError(f"{str(out)!a}: a path that is not UTF-8; choose another folder")
+    ours = is_run(out) or _is_placeholder(out)
+    check_replaceable(out, ours=ours, names=run_names(out), what="a kgshard run")
     finished = (out / LATEST_FILE).exists()
     if finished and not overwrite:
         raise RunError(f"{out}: holds a run already; choose another folder or pass --overwrite")
     return finished
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_placeholder(folder: Path) -> bool:
+    """Whether a folder holds nothing but a lock of ours, which a process that was killed leaves too."""
+    if not folder.is_dir() or [path.name for path in folder.iterdir()] != [LOCK_FILE]:
+        return False
+    path = folder / LOCK_FILE
+    return path.is_file() and _HOLDER.fullmatch(path.read_bytes()) is not None
 
 
 def tell_data(run: Run) -> None:
@@ -142,30 +201,17 @@ def _discard(place: Path) -> None:
 
 def _successor(source: Source | Path, place: Path, config: TrainConfig) -> Iterator[Run]:
     """Yield a new run that grows beside a finished one, and then takes its place."""
-    remove_stale(place.parent, glob.escape(place.name))
-    temporary = temporary_sibling(place)
-    try:
-        _begin(source, temporary, config)
+    with _growing(place, overwrite=True) as temporary:
+        _fill(source, temporary, config)
         with _locked(temporary):
             yield open_run(temporary)
-        try:
-            check_replaceable(place, ours=is_run(place), names=RUN_NAMES, what="a kgshard run")
-        except RunError as error:
-            kept = place.with_name(f"{place.name}-{uuid.uuid4().hex[:8]}")
-            swap_directory(temporary, kept)
-            raise RunError(f"{error}; the new run is {kept}") from error
-        swap_directory(temporary, place)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
 
 
-def _begin(source: Source | Path, folder: Path, config: TrainConfig) -> None:
-    """Make a run folder with its data and no checkpoint."""
-    with replacing_directory(folder) as temporary:
-        dataset = _place_dataset(source, temporary / "data")
-        size = {"num_entities": dataset.num_entities, "num_relations": dataset.num_relations}
-        write_record(temporary, describe_run(dataset, config.link_model(**size), config.to_dict()))
+def _fill(source: Source | Path, folder: Path, config: TrainConfig) -> None:
+    """Write what a run begins with: its data and its record, and no checkpoint."""
+    dataset = _place_dataset(source, folder / "data")
+    size = {"num_entities": dataset.num_entities, "num_relations": dataset.num_relations}
+    write_record(folder, describe_run(dataset, config.link_model(**size), config.to_dict()))
 
 
 def write_record(folder: Path, info: RunInfo) -> None:
@@ -189,6 +235,8 @@ def _locked(folder: Path) -> Iterator[None]:
         except OSError as error:
             file.seek(0)
             raise RunError(f"{folder}: is being written by {file.read().strip() or 'somebody'}") from error
+        if not _lies_at(file, path):
+            raise RunError(f"{folder}: somebody wrote a run there just now; look at it, or try again")
         file.truncate(0)
         file.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
@@ -196,9 +244,16 @@ def _locked(folder: Path) -> Iterator[None]:
             yield
         finally:
             # By now another folder, with a lock of its own, may lie here.
-            with suppress(FileNotFoundError):
-                if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
-                    path.unlink()
+            if _lies_at(file, path):
+                path.unlink()
+
+
+def _lies_at(file: IO[str], path: Path) -> bool:
+    """Whether an open file is the one of this name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def describe_run(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -59,18 +59,34 @@ def prepare(source: Source, folder: Path) -> Dataset:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """The file that a split's triples are from, and what else was in it."""
+
+    source: str
+    """Its name."""
+    sha256: str | None = None
+    blank: int = 0
+    """Its blank lines."""
+    unknown: int = 0
+    """Its triples that were left out, since they name what has no row."""
+    unit: Literal["lines", "rows"] = "rows"
+
+
+@dataclass(frozen=True, slots=True)
 class Numbered:
     """Triples that another program numbered: an id is a row of its tables."""
 
     name: str
     """Of the dataset."""
     source: str
-    """Whose numbers they are, for data.json."""
+    """Whose numbers they are: what data.json says of splits without an origin."""
     entity_labels: Sequence[str]
     """Label i belongs to row i; no triple need name it."""
     relation_labels: Sequence[str]
     triples: Mapping[str, Triples]
     """Split to int[n, 3]; splits may be absent or empty."""
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    """By split, where it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +112,7 @@ def prepare_numbered(numbered: Numbered, folder: Path) -> Renumbered:
     ids = _inverse(entity_rows), _inverse(relation_rows), _inverse(entity_rows)
     triples = {split: _renumber(numbered.triples.get(split), ids, split) for split in SPLITS}
     splits = {
-        split: SplitInfo(
-            triples=len(triples[split]),
-            source=numbered.source,
-            lines=len(given),
-            duplicates=len(given) - len(triples[split]),
-        )
+        split: _numbered_info(numbered.origins.get(split, Origin(numbered.source)), given, triples[split])
         for split, given in numbered.triples.items()
     }
     vocabularies = _vocabularies(entity_labels, relation_labels, triples["train"])
@@ -110,8 +121,24 @@ def prepare_numbered(numbered: Numbered, folder: Path) -> Renumbered:
     return Renumbered(open_dataset(folder), entity_rows, relation_rows)
 
 
+def _numbered_info(origin: Origin, given: Triples, triples: Triples) -> SplitInfo:
+    return SplitInfo(
+        triples=len(triples),
+        source=origin.source,
+        sha256=origin.sha256,
+        lines=len(given) + origin.blank + origin.unknown,
+        duplicates=len(given) - len(triples),
+        blank=origin.blank,
+        unknown=origin.unknown,
+        unit=origin.unit,
+    )
+
+
 def _in_hash_order(labels: Sequence[str], kind: str) -> tuple[pa.Array, _Codes]:
     """Return labels in hash order, and the position that each one had."""
+    for row, label in enumerate(labels):
+        if not isinstance(label, str):
+            raise DataError(f"the {kind} label of row {row} is no text: {label!r}")
     try:
         given = pa.array(labels, pa.large_string())
     except UnicodeEncodeError as error:

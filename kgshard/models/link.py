@@ -8,6 +8,7 @@ trains, ranks or searches only needs `relation_row` and `queries`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,8 @@ class LinkModel:
     """Added to every score: a foreign program's margin. No rank depends on it."""
 
     def __post_init__(self) -> None:
+        if not math.isfinite(self.offset):
+            raise ConfigError(f"the offset of scores must be a finite number, got {self.offset}")
         self.scoring.check_dim(self.dim)
         has_queries = type(self.scoring).query_heads is not Scoring.query_heads
         if not (self.reciprocal or (self.scoring.has_head_queries and has_queries)):

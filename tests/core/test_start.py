@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from worlds import ThreadWorld
 
 import kgshard.api
 import kgshard.devices
+import kgshard.start
 from kgshard import evaluate, ingest, train
 from kgshard.checkpoint import save_checkpoint
 from kgshard.config import TrainConfig, read_settings
@@ -27,7 +29,7 @@ from kgshard.errors import ConfigError, NonFiniteError, RankFailureError, RunErr
 from kgshard.exchange import Exchange
 from kgshard.files import TEMPORARY_PREFIX
 from kgshard.runs import Run, open_run
-from kgshard.start import started_run
+from kgshard.start import replacing_run, started_run
 
 CONFIG = TrainConfig(model="distmult", dim=4, epochs=1, device="cpu")
 SETTINGS: dict[str, Any] = {"model": "distmult", "dim": 4, "epochs": 1, "device": "cpu"}
@@ -37,6 +39,15 @@ from kgshard.checkpoint import save_checkpoint
 from kgshard.config import TrainConfig
 from kgshard.start import started_run
 with started_run(sys.argv[1], sys.argv[2], TrainConfig(model="distmult", dim=4)):
+    print("held", flush=True)
+    signal.pause()
+"""
+
+
+REPLACER = """
+import signal, sys
+from kgshard.start import replacing_run
+with replacing_run(sys.argv[1]):
     print("held", flush=True)
     signal.pause()
 """
@@ -261,6 +272,113 @@ def test_the_lock_ends_with_its_process(tmp_path: Path, graph: Path) -> None:
         holder.send_signal(signal.SIGKILL)
     begun_run(graph, out, CONFIG)
     assert not [name for name in names(tmp_path) if name.startswith(TEMPORARY_PREFIX)]
+
+
+def test_a_place_where_no_run_is_yet_is_held_too(tmp_path: Path, graph: Path) -> None:
+    """Else two imports to one new folder both end well, and one of them is gone."""
+    out = tmp_path / "there" / "run"
+    with replacing_run(out) as temporary:
+        for begin in (lambda: replacing_run(out), lambda: started_run(graph, out, CONFIG)):
+            with pytest.raises(RunError, match=rf"is being written by pid {os.getpid()} on "), begin():
+                pass
+        (temporary / "run.json").write_text("the run")
+    assert names(out) == {"run.json"}
+
+
+def test_a_place_that_was_held_by_a_killed_process_is_free(tmp_path: Path, graph: Path) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, "-c", REPLACER, str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(RunError, match=rf"is being written by pid {holder.pid} on "):
+            begun_run(graph, out, CONFIG)
+        holder.send_signal(signal.SIGKILL)
+    begun_run(graph, out, CONFIG)
+    assert names(tmp_path) == {"graph", "run"}
+    assert names(out) == {"config.toml", "data", "run.json"}
+
+
+def test_what_fails_leaves_no_folder_that_was_made_for_it(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), replacing_run(tmp_path / "a" / "b" / "run"):
+        raise ZeroDivisionError
+    assert names(tmp_path) == set()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ZeroDivisionError), replacing_run(tmp_path / "empty"):
+        raise ZeroDivisionError
+    assert names(tmp_path) == {"empty"}
+    assert names(tmp_path / "empty") == set()
+
+
+@pytest.mark.parametrize("content", ["mine", "pid 7 on host\nand more\n"])
+def test_a_file_named_lock_of_somebody_else_is_never_lost(tmp_path: Path, content: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "lock").write_text(content)
+    with pytest.raises(RunError, match="is not a kgshard run"), replacing_run(tmp_path / "run"):
+        pass
+    assert (tmp_path / "run" / "lock").read_text() == content
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_file_that_comes_while_a_run_is_made_is_never_lost(
+    tmp_path: Path, finished: Run, is_there: bool
+) -> None:
+    out = finished.folder if is_there else tmp_path / "new"
+    words = r"thesis\.txt.*" if is_there else "exists and is not a kgshard run.*"
+
+    def make() -> None:
+        with replacing_run(out, overwrite=is_there) as temporary:
+            (out / "thesis.txt").write_text("mine")
+            (temporary / "run.json").write_text("the run")
+
+    with pytest.raises(RunError, match=words + "; the new run is ") as caught:
+        make()
+    assert (out / "thesis.txt").read_text() == "mine"
+    kept = Path(str(caught.value).rpartition("the new run is ")[2])
+    assert (kept / "run.json").read_text() == "the run"
+    if is_there:
+        assert open_run(out).info.id == finished.info.id
+
+
+def test_a_run_that_comes_while_another_is_made_is_replaced_only_by_name(
+    tmp_path: Path, finished: Run
+) -> None:
+    """Somebody moved it there, past the lock."""
+    out = tmp_path / "new"
+
+    def make() -> None:
+        with replacing_run(out):
+            shutil.rmtree(out)
+            finished.folder.rename(out)
+
+    with pytest.raises(RunError, match=r"holds a run already.*the new run is"):
+        make()
+    assert open_run(out).info.id == finished.info.id
+
+
+def test_a_file_that_comes_while_data_are_prepared_is_never_lost(
+    tmp_path: Path, graph: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = kgshard.start._place_dataset
+    out = tmp_path / "new"
+
+    def slowly(*arguments: Any) -> Any:
+        (out / "thesis.txt").write_text("mine")
+        return place(*arguments)
+
+    monkeypatch.setattr(kgshard.start, "_place_dataset", slowly)
+    with pytest.raises(RunError, match="exists and is not a kgshard run"):
+        begun_run(graph, out, CONFIG)
+    assert (out / "thesis.txt").read_text() == "mine"
+
+
+def test_a_path_that_is_no_text_is_refused_in_one_line(tmp_path: Path, graph: Path) -> None:
+    out = tmp_path / os.fsdecode(b"\xff")
+    for begin in (lambda: replacing_run(out), lambda: started_run(graph, out, CONFIG)):
+        with pytest.raises(RunError, match=r"udcff': a path that is not UTF-8") as caught, begin():
+            pass
+        str(caught.value).encode()
+    assert names(tmp_path) == {"graph"}
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

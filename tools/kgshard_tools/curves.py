@@ -35,7 +35,11 @@ def read_curves(run: AnyPath) -> Curves:
     Raises:
         RunError: It is no run, it recorded nothing, or a line is damaged.
     """
-    path = open_run(run).folder / METRICS_FILE
+    opened = open_run(run)
+    path = opened.folder / METRICS_FILE
+    if opened.info.imported is not None and not path.exists():
+        program = opened.info.imported.program
+        raise RunError(f"{opened.folder}: was imported from {program}; its training was not recorded here")
     try:
         # A run that trains on may be in the middle of a line.
         whole = path.read_text().rpartition("\n")[0]

@@ -42,7 +42,7 @@ def import_run(
         out: The run folder to write.
         format: A name in IMPORTERS, or "auto": the one that knows the source by its files.
         data: A folder with the triples, and label files, where the source holds none.
-        model: The scoring function, where the source does not say.
+        model: The scoring function, where the source does not say; where it does, they must agree.
         overwrite: Replace a run that is there.
 
     Raises:
@@ -56,7 +56,10 @@ def import_run(
         raise DataError(f"{source}: no such folder or file")
     if options.data is not None and not options.data.is_dir():
         raise DataError(f"{options.data}: no such folder (--data)")
-    foreign = _importer(source, format).read(source, options)
+    importer = _importer(source, format)
+    if model is not None and not importer.takes_model:
+        raise ConfigError(f"--model: {importer.name} says itself which model it is; leave --model out")
+    foreign = importer.read(source, options)
     return write_run(foreign, out, overwrite=overwrite)
 
 

@@ -1,10 +1,11 @@
 """Models of DGL-KE (awslabs/dgl-ke, dglke_train).
 
     DATASET_MODEL_entity.npy, DATASET_MODEL_relation.npy    float32, complex numbers as halves
-    config.json        model or model_name, emb_size or hidden_dim, gamma, dataset, emap_file or emp_file
+    config.json        model or model_name, emb_size or hidden_dim, gamma, dataset, emap_file or emp_file;
+                       of newer versions also format and delimiter, which say how the graph's files are read
     entities.tsv, relations.tsv, or entities.dict, relations.dict
-                       id TAB label: beside these files or in --data
-    train, valid, test files of labels, in --data
+                       id, delimiter (TAB), label: beside these files or in --data
+    train, valid, test files of labels, in --data; or a prepared dataset
 
 Scores are those of `score_fun.py`, to which gamma belongs for distances: what training and DGL-KE's
 evaluation compute (dglke_predict leaves gamma out unless it takes a logarithm).
@@ -13,15 +14,16 @@ evaluation compute (dglke_predict leaves gamma out unless it takes a logarithm).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kgshard.data.dataset import is_dataset
 from kgshard.errors import ConfigError, DataError
 from kgshard.files import read_json
-from kgshard_tools.importers.arrays import read_array
 from kgshard_tools.importers.foreign import ForeignModel, Importer, ImportOptions
-from kgshard_tools.importers.rotate import Settings, as_angles, read_settings
+from kgshard_tools.importers.ranged import Ranged, Settings, read_settings
 from kgshard_tools.importers.texts import Splits, find_file, read_numbered_labels, read_splits
 
 _CONFIG = "config.json"
@@ -35,10 +37,9 @@ SCORING = {
     "RESCAL": "rescal",
     "SimplE": "simple",
 }
-_WITH_MARGIN = ("TransE", "TransE_l2", "TransE_l1", "RotatE")
+_ORDER = re.compile("(?:raw_)?udd_([hrt]{3})")
+"""A `format`: the order of the columns; without "raw_" they are ids."""
 _NOTES = {
-    "RotatE": "complex numbers are halves, real parts first, as here",
-    "ComplEx": "complex numbers are halves, real parts first, as here",
     "SimplE": "DGL-KE clamps scores to -20..20; here they go on, so that no two beyond are equal",
     "RESCAL": "scores are h . R t, as DGL-KE gives a triple; its own ranking of tails takes t . R h",
 }
@@ -59,36 +60,66 @@ def _tables(source: Path) -> list[tuple[Path, Path]]:
 
 def _read(source: Path, options: ImportOptions) -> ForeignModel:
     settings, config = _settings(source / _CONFIG)
-    entity_path, relation_path = _only_pair(source)
+    scoring = SCORING[settings.model]
+    entity_path, relation_path = _only_pair(source, settings.model)
     entity_file = _label_file("entities", source, options, config, ("emap_file", "emp_file"))
     relation_file = _label_file("relations", source, options, config, ("rmap_file",))
-    entity_labels, relation_labels = read_numbered_labels(entity_file), read_numbered_labels(relation_file)
-    splits = read_splits(options.data, entity_labels, relation_labels) if options.data else Splits({}, [])
-    relations = read_array(relation_path)
-    decisions = [f"{settings.model} is scored by {SCORING[settings.model]}; heads by the model's own query"]
-    if settings.model == "RotatE":
-        relations = as_angles(relations, settings.range / math.pi)
-        decisions.append(
-            f"relation values are angles times {settings.range:.6g} / pi; they are divided by it"
-        )
+    delimiter = _delimiter(config, source / _CONFIG)
+    labels = (
+        read_numbered_labels(entity_file, delimiter),
+        read_numbered_labels(relation_file, delimiter),
+    )
+    decisions = [f"{settings.model} is scored by {scoring}; heads by the model's own query"]
     if settings.model in _NOTES:
         decisions.append(_NOTES[settings.model])
-    offset = settings.gamma if settings.model in _WITH_MARGIN else 0.0
-    if offset:
-        decisions.append(f"scores have the margin gamma = {offset:g} added; ranks do not depend on it")
-    return ForeignModel(
+    return Ranged(
         program="DGL-KE",
-        scoring=SCORING[settings.model],
-        reciprocal=False,
-        entity_labels=entity_labels,
-        relation_labels=relation_labels,
-        entities=read_array(entity_path),
-        relations=relations,
-        triples=splits.triples,
-        offset=offset,
-        decisions=[*decisions, *splits.notes],
-        files=[source / _CONFIG, entity_path, relation_path, entity_file, relation_file, *splits.files],
-    )
+        pi=math.pi,
+        settings=settings,
+        scoring=scoring,
+        decisions=decisions,
+        config=source / _CONFIG,
+        entities=entity_path,
+        relations=relation_path,
+        labels=labels,
+        label_files=(entity_file, relation_file),
+        splits=_splits(options.data, labels, config, source / _CONFIG),
+    ).foreign()
+
+
+def _delimiter(config: Mapping[str, Any], path: Path) -> str:
+    delimiter = config.get("delimiter") or "\t"
+    if not isinstance(delimiter, str):
+        raise DataError(f"{path}: delimiter {delimiter!r} is no text")
+    return delimiter
+
+
+def _splits(
+    data: Path | None, labels: tuple[list[str], list[str]], config: Mapping[str, Any], path: Path
+) -> Splits:
+    """Read the graph's files as DGL-KE did: in its order of columns.
+
+    Raises:
+        ConfigError: Its files are of numbers, or not between TABs.
+    """
+    if data is None:
+        return Splits({}, [])
+    if is_dataset(data):
+        return read_splits(data, *labels)
+    advice = "give a prepared dataset of its labels (kgshard ingest) as --data"
+    form, delimiter = str(config.get("format") or "built_in"), _delimiter(config, path)
+    if delimiter != "\t":
+        raise ConfigError(f"{path}: delimiter {delimiter!r}: only splits between TABs are read; {advice}")
+    if form == "built_in":
+        return read_splits(data, *labels)
+    found = _ORDER.fullmatch(form)
+    if found is None or len(set(found[1])) < 3:
+        raise ConfigError(f"{path}: format {form!r} is not known; {advice}")
+    if not form.startswith("raw_"):
+        raise ConfigError(f"{path}: format {form!r}: its splits hold numbers, not labels; {advice}")
+    splits = read_splits(data, *labels, order=found[1])
+    splits.notes.append(f"splits are read in the order {', '.join(found[1])}, by format {form!r}")
+    return splits
 
 
 def _settings(path: Path) -> tuple[Settings, Mapping[str, Any]]:
@@ -110,12 +141,15 @@ def _settings(path: Path) -> tuple[Settings, Mapping[str, Any]]:
     return settings, config
 
 
-def _only_pair(source: Path) -> tuple[Path, Path]:
+def _only_pair(source: Path, model: str) -> tuple[Path, Path]:
     pairs = _tables(source)
     if len(pairs) != 1:
         found = ", ".join(entities.name for entities, _ in pairs) or "none"
         raise DataError(f"{source}: expected one *_entity.npy with its *_relation.npy, found {found}")
-    return pairs[0]
+    [(entities, relations)] = pairs
+    if not entities.name.endswith(f"_{model}_entity.npy"):
+        raise DataError(f"{entities}: is not named as a table of {model}, the model in {_CONFIG}")
+    return entities, relations
 
 
 def _label_file(

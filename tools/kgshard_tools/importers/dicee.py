@@ -15,18 +15,20 @@ told by the triples.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kgshard.data.dataset import SPLITS
+from kgshard.data.prepare import Origin
+from kgshard.data.readers import COLUMNS
 from kgshard.errors import ConfigError, DataError
-from kgshard.files import read_json
+from kgshard.files import file_sha256, read_json
 from kgshard_tools.importers.foreign import ForeignFloats, ForeignIds, ForeignModel, Importer, ImportOptions
+from kgshard_tools.importers.mapped import map_ids
 from kgshard_tools.importers.pickles import read_pickle
 from kgshard_tools.importers.texts import Splits, find_file, in_order, read_splits
 from kgshard_tools.importers.torch_files import read_torch
@@ -125,8 +127,8 @@ def _read(source: Path, options: ImportOptions) -> ForeignModel:
     state = _state(source / _WEIGHTS)
     shared, taken = _coefficients(state, formula)
     _check_all_taken(state, {_ENTITIES, _RELATIONS, *taken}, source / _WEIGHTS)
-    entity_labels, entity_file = _labels("entity", source)
-    row_labels, relation_file = _labels("relation", source)
+    entity_labels, entity_file = _labels("entity", source, options)
+    row_labels, relation_file = _labels("relation", source, options)
     # dicee adds no inverses either where nothing is to be evaluated.
     reciprocal = bool(config.get("apply_reciprical_or_noise")) and config.get("eval_model") is not None
     splits = _splits(source, options, entity_labels, row_labels, reciprocal=reciprocal)
@@ -139,9 +141,12 @@ def _read(source: Path, options: ImportOptions) -> ForeignModel:
         entity_labels=entity_labels,
         relation_labels=[row_labels[row] for row in relations.rows],
         entities=state[_ENTITIES],
-        relations=formula.convert(state[_RELATIONS])[relations.all_rows],
+        relations=state[_RELATIONS],
+        relation_rows=relations.rows + relations.inverses,
+        convert=formula.convert,
         shared=shared,
         triples={split: relations.renumbered(ids) for split, ids in splits.triples.items()},
+        origins=splits.origins,
         offset=formula.offset,
         decisions=[*formula.decisions, *relations.decisions(row_labels), *splits.notes],
         files=[source / _CONFIG, source / _WEIGHTS, entity_file, relation_file, *splits.files],
@@ -170,12 +175,22 @@ def _formula(config: Mapping[str, Any], path: Path) -> _Formula:
     if config.get("byte_pair_encoding"):
         raise ConfigError(f"{path}: byte_pair_encoding: its entities have no rows of their own")
     if name in ("Keci", "CKeci"):
-        p, q = int(config.get("p", 0)), int(config.get("q", 1))
+        p, q = _signature(config, "p", path), _signature(config, "q", path)
         return _keci(p, q, config.get("scoring_technique"), f"{path}: {name} with p = {p}, q = {q}")
     if name not in _FORMULAS:
         known = ", ".join((*_FORMULAS, "Keci", "CKeci"))
         raise ConfigError(f"{path}: {name} cannot be imported ({_REFUSED.get(name, f'known: {known}')})")
     return _FORMULAS[name]
+
+
+def _signature(config: Mapping[str, Any], key: str, path: Path) -> int:
+    """Return p or q, which dicee takes as 0 where they are missing or null."""
+    value = config.get(key)
+    if value is None:
+        return 0
+    if type(value) is not int or value < 0:
+        raise DataError(f"{path}: {key} is {value!r}, expected a number from 0")
+    return value
 
 
 def _keci(p: int, q: int, technique: object, where: str) -> _Formula:
@@ -225,21 +240,20 @@ def _check_rows(state: State, num_entities: int, num_relation_rows: int, path: P
             raise DataError(f"{path}: {name} has {len(state[name])} rows, but there are {labels} labels")
 
 
-def _labels(kind: str, source: Path) -> tuple[list[str], Path]:
+def _labels(kind: str, source: Path, options: ImportOptions) -> tuple[list[str], Path]:
     """Return the labels of "entity" or "relation" by row, and the file they are from."""
-    path = find_file((source,), [f"{kind}_to_idx.csv", f"{kind}_to_idx.p"], what=f"labels of {kind} rows")
+    folders = source, options.data
+    path = find_file(folders, [f"{kind}_to_idx.csv", f"{kind}_to_idx.p"], what=f"labels of {kind} rows")
     return (_csv_labels(path) if path.suffix == ".csv" else _pickled_labels(path)), path
 
 
 def _csv_labels(path: Path) -> list[str]:
     """Read what pandas and polars write: a header, then number and label, quoted where needed."""
-    labels: dict[int, str] = {}
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = csv.reader(file, strict=True)
             next(rows)
-            for number, label in rows:
-                labels[int(number)] = label
+            labels = _distinct_rows(((int(number), label) for number, label in rows), path)
     except (OSError, ValueError, csv.Error, StopIteration) as error:
         raise DataError(f"{path}: no table of numbers and labels: {error}") from error
     if "" in labels.values():
@@ -256,7 +270,21 @@ def _pickled_labels(path: Path) -> list[str]:
         isinstance(label, str) and type(row) is int for label, row in found.items()
     ):
         raise DataError(f"{path}: is no dict of labels to numbers")
-    return in_order({row: label for label, row in found.items()}, path)
+    return in_order(_distinct_rows(((row, label) for label, row in found.items()), path), path)
+
+
+def _distinct_rows(pairs: Iterable[tuple[int, str]], path: Path) -> dict[int, str]:
+    """Return labels by row.
+
+    Raises:
+        DataError: A row occurs twice.
+    """
+    labels: dict[int, str] = {}
+    for row, label in pairs:
+        if row in labels:
+            raise DataError(f"{path}: row {row} occurs twice, of {labels[row]!r} and of {label!r}")
+        labels[row] = label
+    return labels
 
 
 def _splits(
@@ -269,21 +297,26 @@ def _splits(
     for split in SPLITS:
         path = source / f"{split}_set.npy"
         if path.is_file():
-            ids = _ids(path)
+            ids = _ids(path, len(entities), len(rows))
             splits.triples[split] = np.asarray(_first_half(ids, rows, path) if reciprocal else ids, np.int64)
+            splits.origins[split] = Origin(path.name, file_sha256(path))
             splits.files.append(path)
     if "train" not in splits.triples:
         raise DataError(f"{source}: no train_set.npy; say where the triples are (--data)")
     return splits
 
 
-def _ids(path: Path) -> ForeignIds:
-    try:
-        ids = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: {error}") from error
-    if not isinstance(ids, np.ndarray) or ids.ndim != 2 or ids.shape[1] != 3 or ids.dtype.kind not in "iu":
-        raise DataError(f"{path}: expected whole numbers [n, 3]")
+def _ids(path: Path, num_entities: int, num_relation_rows: int) -> ForeignIds:
+    ids = map_ids(path)
+    if ids.ndim != 2 or ids.shape[1] != 3:
+        raise DataError(f"{path}: expected whole numbers [n, 3], found {list(ids.shape)}")
+    for column, limit in enumerate((num_entities, num_relation_rows, num_entities)):
+        numbers = ids[:, column]
+        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < limit):
+            raise DataError(
+                f"{path}: {COLUMNS[column]} numbers run from {numbers.min()} to {numbers.max()},"
+                f" but there are labels for 0..{limit - 1}"
+            )
     return ids
 
 
@@ -294,10 +327,8 @@ def _first_half(ids: ForeignIds, rows: list[str], path: Path) -> ForeignIds:
     row_of = {label: row for row, label in enumerate(rows)}
     turned = np.array([row_of.get(label + _INVERSE, -1) for label in rows], np.int64)
     wanted = given[:, [2, 1, 0]].astype(np.int64)
-    in_range = not len(wanted) or (wanted[:, 1].min() >= 0 and wanted[:, 1].max() < len(rows))
-    if in_range:
-        wanted[:, 1] = turned[wanted[:, 1]]
-    if len(ids) % 2 or not in_range or not np.array_equal(wanted, inverses):
+    wanted[:, 1] = turned[wanted[:, 1]]
+    if len(ids) % 2 or not np.array_equal(wanted, inverses):
         raise DataError(
             f"{path}: its second half is not the inverses of the first; give the graph's triples (--data)"
         )
@@ -329,10 +360,6 @@ class _Relations:
         if missing:
             raise DataError(f"{where}: relation {missing[0]!r} has no inverse {missing[0] + _INVERSE!r}")
         return _Relations(rows, [row_of[labels[row] + _INVERSE] for row in rows])
-
-    @property
-    def all_rows(self) -> npt.NDArray[np.int64]:
-        return np.array(self.rows + self.inverses, np.int64)
 
     def renumbered(self, triples: ForeignIds) -> ForeignIds:
         """Return triples [n, 3] with relations numbered by their place in `rows`."""

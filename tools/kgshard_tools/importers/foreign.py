@@ -16,6 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from kgshard.data.prepare import Origin
+
 ForeignFloats: TypeAlias = npt.NDArray[np.floating[Any]]
 ForeignIds: TypeAlias = npt.NDArray[np.integer[Any]]
 
@@ -37,11 +39,19 @@ class ForeignModel:
     entities: ForeignFloats
     """float[N, D], in kgshard's layout (complex numbers as halves); may be mapped, strided, of any float."""
     relations: ForeignFloats
-    """float[R or 2R, E]; where reciprocal, the inverse of relation r is row r + R."""
+    """float[R or 2R, E]; where reciprocal, the inverse of relation r is row r + R, if not in `inverses`."""
+    inverses: ForeignFloats | None = None
+    """float[R, E]: the inverses, where they are a table of their own."""
+    relation_rows: Sequence[int] | None = None
+    """R or 2R rows: relation r is row relation_rows[r] of `relations`; by default row r."""
+    convert: Callable[[ForeignFloats], ForeignFloats] = lambda rows: rows
+    """From the program's relation rows [n, E] to kgshard's [n, E]; asked for some rows at a time."""
     shared: Mapping[str, ForeignFloats] = field(default_factory=dict)
     """Parameters that all rows share, by the names kgshard's scoring function has for them."""
     triples: Mapping[str, ForeignIds] = field(default_factory=dict)
     """By split ("train", "valid", "test"): int[n, 3], head, relation, tail, as foreign row numbers."""
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    """By split, the file that its triples are from."""
     offset: float = 0.0
     """What the foreign score has on top of kgshard's (a margin gamma): foreign = kgshard + offset."""
     decisions: Sequence[str] = ()
@@ -72,3 +82,5 @@ class Importer:
     """Whether a folder or file is of this format, by names and small files alone; never raises for others."""
     read: Callable[[Path, ImportOptions], ForeignModel]
     """Read it. Raises UsageError, naming the file, where something is missing or cannot be said exactly."""
+    takes_model: bool = False
+    """Whether a source may leave open which scoring function it is for; else --model is refused."""

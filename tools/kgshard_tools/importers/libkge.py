@@ -20,13 +20,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kgshard.data.prepare import Origin
 from kgshard.errors import ConfigError, DataError
+from kgshard.files import file_sha256
 from kgshard_tools.importers.foreign import ForeignFloats, ForeignModel, Importer, ImportOptions
 from kgshard_tools.importers.pickled_objects import Object
 from kgshard_tools.importers.pykeen import read_id_triples
@@ -130,6 +132,7 @@ def _read(source: Path, options: ImportOptions) -> ForeignModel:
         entities=entities,
         relations=relations,
         triples=graph.splits.triples,
+        origins=graph.splits.origins,
         decisions=[*decisions, *graph.splits.notes],
         files=[checkpoint.path, *graph.splits.files],
     )
@@ -213,9 +216,7 @@ def _graph(checkpoint: _Checkpoint, options: ImportOptions, num_entities: int, n
             " give the dataset it was trained on (--data)"
         )
     splits = _splits(checkpoint, options.data, entities, relations)
-    return _Graph(
-        entities, relations, Splits(splits.triples, [*filter(None, files), *splits.files], splits.notes)
-    )
+    return _Graph(entities, relations, replace(splits, files=[*filter(None, files), *splits.files]))
 
 
 def _same(labels: list[str], held: list[str] | None, path: Path) -> list[str]:
@@ -239,7 +240,8 @@ def _splits(checkpoint: _Checkpoint, data: Path | None, entities: list[str], rel
     if not found:
         return read_splits(data, entities, relations)
     triples = {split: read_id_triples(path, len(entities), len(relations)) for split, path in found.items()}
-    return Splits(triples, list(found.values()))
+    origins = {split: Origin(path.name, file_sha256(path)) for split, path in found.items()}
+    return Splits(triples, list(found.values()), origins=origins)
 
 
 LIBKGE = Importer("libkge", "checkpoint_best.pt, or a packaged model's .pt", _recognises, _read)

@@ -28,7 +28,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 
+from kgshard.data.prepare import Origin
 from kgshard.errors import ConfigError, DataError
+from kgshard.files import file_sha256
 from kgshard_tools.importers.foreign import ForeignFloats, ForeignModel, Importer, ImportOptions
 from kgshard_tools.importers.pickled_objects import Object, Symbol
 from kgshard_tools.importers.texts import Splits, in_order, read_splits
@@ -95,9 +97,11 @@ def _read(source: Path, options: ImportOptions) -> ForeignModel:
         entity_labels=entity_labels,
         relation_labels=relation_labels,
         entities=tables.entities,
-        relations=_forward_first(tables.relations) if pickled.has_inverses else tables.relations,
+        relations=tables.relations[0::2] if pickled.has_inverses else tables.relations,
+        inverses=tables.relations[1::2] if pickled.has_inverses else None,
         shared=tables.shared,
         triples={**splits.triples, "train": train},
+        origins={**splits.origins, "train": Origin(_TRIPLE_FILE, file_sha256(folder / _TRIPLE_FILE))},
         decisions=[*tables.decisions, *_decisions(pickled, splits, options), *splits.notes],
         files=[
             path,
@@ -131,11 +135,6 @@ def _check_rows(pickled: _Pickled, num_entities: int, num_relations: int, path: 
         for table in tables:
             if len(table) != expected:
                 raise DataError(f"{path}: {len(table)} rows, but {_TRIPLES} numbers {expected} {what}")
-
-
-def _forward_first(relations: ForeignFloats) -> ForeignFloats:
-    """Return rows [2R, E] with all inverses, which PyKEEN has at odd places, behind all others."""
-    return np.concatenate([relations[0::2], relations[1::2]])
 
 
 # --- The pickled model ---------------------------------------------------------------------------------

@@ -51,7 +51,10 @@ def _check_counts(path: Path, info: DatasetInfo) -> None:
         counts = info.splits.get(split)
         if counts is None:
             raise ShardError(f"{path}: says nothing of {split}", file=str(path))
-        if counts.source is not None and counts.lines != counts.triples + counts.duplicates + counts.blank:
+        if (
+            counts.source is not None
+            and counts.lines != counts.triples + counts.duplicates + counts.blank + counts.unknown
+        ):
             raise ShardError(f"{path}: {split}: lines are not triples, duplicates and blank", file=str(path))
 
 
