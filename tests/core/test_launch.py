@@ -444,6 +444,9 @@ def test_torchrun_makes_the_same_bytes(graph: Path, trained_on_two_ranks: Run, t
     assert sorted(expected) == [
         "entity-00001-of-00002.safetensors",
         "entity-00002-of-00002.safetensors",
+        "optim-00001-of-00002.safetensors",
+        "optim-00002-of-00002.safetensors",
+        "optim-relation.safetensors",
         "relation.safetensors",
     ]
     assert tensor_files(run) == expected

@@ -22,7 +22,7 @@ from kgshard.errors import ConfigError, RunError
 from kgshard.files import check_replaceable
 from kgshard.models import SCORING, find_scoring
 from kgshard.models.link import SIDES, Side
-from kgshard.runs import RUN_NAMES
+from kgshard.runs import run_names
 
 NUM_ENTITIES, NUM_RELATIONS = 80, 2
 GRAPH = random_graph(7, NUM_ENTITIES, NUM_RELATIONS)
@@ -177,10 +177,10 @@ def test_all_that_tools_write_into_a_run_is_known_to_be_ours(tmp_path: Path, nam
     build_index(run.folder)
     export(run.folder, "numpy")
     merge_shards(run.folder)
-    check_replaceable(run.folder, ours=True, names=RUN_NAMES, what="a run")
+    check_replaceable(run.folder, ours=True, names=run_names(run.folder), what="a run")
     (run.folder / "index" / "notes.txt").write_text("mine")
     with pytest.raises(RunError, match=r"index/notes\.txt"):
-        check_replaceable(run.folder, ours=True, names=RUN_NAMES, what="a run")
+        check_replaceable(run.folder, ours=True, names=run_names(run.folder), what="a run")
 
 
 def test_the_paper_of_another_model_gives_other_answers(cases: Callable[[str, str], Case]) -> None:

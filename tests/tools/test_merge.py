@@ -298,7 +298,7 @@ def test_memory_does_not_grow_with_the_table(tmp_path: Path, task: str) -> None:
         peaks.append(int(done.stdout))
         shutil.rmtree(folder)
     small, large = peaks
-    assert large - small < 16 << 10  # KiB
+    assert large - small < 32 << 10  # KiB, of 184 MiB more
 
 
 def test_a_link_as_output_stays_and_what_it_points_to_is_replaced(tmp_path: Path) -> None:
