@@ -206,7 +206,7 @@ def test_the_command_says_what_it_wrote_and_how_to_load_it(tmp_path: Path) -> No
         [*command, "--world-size", "3", "--json"], capture_output=True, text=True, check=True
     )
     said = json.loads(done.stdout)
-    assert set(said) == {"files", "rows", "bytes", "seconds", "notes", "python"}
+    assert set(said) == {"files", "rows", "bytes", "seconds", "notes", "python", "peak_memory"}
     assert said["bytes"] == sum(Path(file).stat().st_size for file in said["files"])
     assert open_run(tmp_path / "new").checkpoint.world_size == 3
     refused = subprocess.run([*command, "--world-size", "0"], capture_output=True, text=True, check=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -24,6 +25,8 @@ class Written:
     """What the reader of the files should know."""
     python: list[str] = field(default_factory=list)
     """Lines of Python that load what was written, run where it lies."""
+    peak_memory: int = field(default_factory=lambda: peak_memory())
+    """Bytes: the largest resident set of this process so far, libraries included."""
 
     @property
     def megabytes_per_second(self) -> float:
@@ -35,12 +38,24 @@ class Written:
     def lines(self) -> list[str]:
         """Say in words what was written."""
         size = f"{self.rows:,} entities, {self.bytes:,} bytes in {self.seconds:.2f} s"
+        speed = f"{self.megabytes_per_second:,.0f} MB/s, {self.peak_memory / 1e6:,.0f} MB of memory at most"
+        where = os.path.commonpath([os.path.dirname(name) or "." for name in self.files])
         return [
             *self.files,
-            f"{size} ({self.megabytes_per_second:,.0f} MB/s)",
+            f"{size} ({speed})",
             *self.notes,
+            *([f"to load it, in {where}:"] if self.python else []),
             *(f"  >>> {line}" for line in self.python),
         ]
+
+
+def peak_memory() -> int:
+    """Return the largest resident set of this process so far, in bytes.
+
+    From /proc, for what getrusage says of a child begins with what its parent had.
+    """
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split("VmHWM:")[1].split()[0])
 
 
 def describe_folder(
