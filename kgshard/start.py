@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import re
 import shutil
 import socket
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -35,6 +37,7 @@ from kgshard.records import ImportInfo, RunInfo
 from kgshard.runs import CONFIG_FILE, LATEST_FILE, LOCK_FILE, RUN_FILE, Run, is_run, open_run, run_names
 from kgshard.stderr import tell
 
+_MAX_HOLDER = 1000
 _HOLDER = re.compile(rb"(pid \d+ on [^\n]*\n)?")
 """What a lock says of who holds it, or nothing yet."""
 
@@ -159,6 +162,8 @@ def _growing(place: Path, *, overwrite: bool) -> Iterator[Path]:
 
 def _check_place(out: Path, *, overwrite: bool) -> bool:
     """Raise RunError where no run may be written; return whether a finished one is there."""
+    if os.path.ismount(out):
+        raise RunError(f"{out}: is a mount point, which cannot be replaced; name a folder inside it")
     if not _is_utf8(out):
         raise RunError(f"{str(out)!a}: a path that is not UTF-8; choose another folder")
     ours = is_run(out) or _is_placeholder(out)
@@ -229,7 +234,7 @@ def _toml(name: str, value: object) -> str:
 def _locked(folder: Path) -> Iterator[None]:
     """Hold a run for one writer. The lock ends with its process, however that ends."""
     path = folder / LOCK_FILE
-    with path.open("a+") as file:
+    with _opened_lock(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -246,6 +251,27 @@ def _locked(folder: Path) -> Iterator[None]:
             # By now another folder, with a lock of its own, may lie here.
             if _lies_at(file, path):
                 path.unlink()
+
+
+def _opened_lock(path: Path) -> IO[str]:
+    """Open a lock for writing, made if it is missing; nothing of anybody's is written to through that name.
+
+    Raises:
+        RunError: What is there is no lock of ours: a link, a pipe, a folder, a file that says something else.
+    """
+    refusal = RunError(f"{path}: is no lock that kgshard wrote; remove it, or choose another folder")
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise refusal from error
+        raise
+    found = os.fstat(descriptor)
+    is_plain = stat.S_ISREG(found.st_mode) and found.st_nlink <= 1 and found.st_size <= _MAX_HOLDER
+    if not is_plain or not _HOLDER.fullmatch(os.pread(descriptor, _MAX_HOLDER, 0)):
+        os.close(descriptor)
+        raise refusal
+    return os.fdopen(descriptor, "r+")
 
 
 def _lies_at(file: IO[str], path: Path) -> bool:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from graphs import tree
 from ranking_functions import begin_run, chain, random_tables, save_on_threads, sharded, write_graph
 from runs import begun_run
 from worlds import ThreadWorld
@@ -403,3 +405,51 @@ def _save_as(
     except Exception as error:
         return error
     return None
+
+
+def a_link(lock: Path, mine: Path) -> None:
+    lock.symlink_to(mine)
+
+
+def a_dangling_link(lock: Path, mine: Path) -> None:
+    lock.symlink_to(mine.with_name("nowhere"))
+
+
+def a_second_name(lock: Path, mine: Path) -> None:
+    os.link(mine, lock)
+
+
+def a_file(lock: Path, mine: Path) -> None:
+    lock.write_text("my notes")
+
+
+def a_pipe(lock: Path, mine: Path) -> None:
+    os.mkfifo(lock)
+
+
+def a_folder(lock: Path, mine: Path) -> None:
+    lock.mkdir()
+
+
+@pytest.mark.parametrize("what", [a_link, a_dangling_link, a_second_name, a_file, a_pipe, a_folder])
+def test_nothing_named_lock_in_a_run_is_written_to_but_our_own(
+    tmp_path: Path, finished: Run, what: Callable[[Path, Path], None]
+) -> None:
+    mine = tmp_path / "thesis.txt"
+    mine.write_text("mine")
+    what(finished.folder / "lock", mine)
+    before, data = tree(finished.folder), finished.dataset.folder
+    with pytest.raises(RunError), started_run(data, finished.folder, TrainConfig(dim=2), overwrite=True):
+        pass
+    with pytest.raises(RunError), replacing_run(finished.folder, overwrite=True):
+        pass
+    assert tree(finished.folder) == before
+    assert mine.read_text() == "mine"
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_lock_that_a_killed_process_left_is_taken_over(finished: Run) -> None:
+    (finished.folder / "lock").write_text("pid 1 on elsewhere\n")
+    with replacing_run(finished.folder, overwrite=True) as temporary:
+        (temporary / "run.json").write_text("{}")
+    assert [path.name for path in finished.folder.iterdir()] == ["run.json"]

@@ -142,7 +142,7 @@ def read_parquet_header(path: Path) -> ParquetInfo:
     try:
         metadata = pq.read_metadata(path)
         schema = metadata.schema.to_arrow_schema()
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeError, pa.ArrowException) as error:
         reason = str(error).partition("\n")[0][:300]
         raise ShardError(f"{path}: not a Parquet file: {reason}", file=str(path)) from error
     return ParquetInfo(metadata.num_rows, {field.name: str(field.type) for field in schema})

@@ -32,7 +32,7 @@ from kgshard.files import (
     write_json,
     write_text,
 )
-from kgshard.runs import RUN_FILE, SHARED_OPTIMIZER_FILE
+from kgshard.runs import SHARED_OPTIMIZER_FILE, Run
 from kgshard.shards import ENTITIES, RELATIONS, TABLE_DTYPES, read_header
 from kgshard_tools.card import model_card
 from kgshard_tools.rows import (
@@ -48,7 +48,7 @@ from kgshard_tools.rows import (
     write_safetensors,
 )
 from kgshard_tools.sizes import parse_size
-from kgshard_tools.stored import CONFIG_FILE, Stored, is_ours, open_stored
+from kgshard_tools.stored import CONFIG_FILE, Stored, check_outside, is_ours, open_stored
 from kgshard_tools.written import Written, describe_folder, list_files
 
 MODEL_FILE = "model.safetensors"
@@ -106,7 +106,7 @@ def merge_shards(
     out = Path(out) if out is not None else stored.run.folder / "model"
     place = Path(os.path.realpath(out))
     if out.suffix == ".safetensors":
-        _check_file(out, place, largest)
+        _check_file(out, place, largest, stored.run)
     else:
         check_replaceable(out, ours=is_ours(out, "merged", True), names=_NAMES, what="a merged model")
     if verify:
@@ -157,20 +157,20 @@ def _includes_optimizer(include: Collection[str]) -> bool:
     return bool(include)
 
 
-def _check_file(out: Path, place: Path, largest: int | None) -> None:
+def _check_file(out: Path, place: Path, largest: int | None, run: Run) -> None:
     """Refuse to write a file where that makes no sense, or where something would be lost.
 
     Args:
         out: As the caller names it.
         place: What it stands for, links resolved.
         largest: Bytes of a file, if there is a limit.
+        run: Where the tables come from.
     """
     if largest is not None:
         raise ConfigError(f"--max-file-size makes several files, but {out} is one; name a folder")
     if place.is_dir():
         raise RunError(f"{out}: is a folder; a name that ends in .safetensors is for a file")
-    if any((folder / RUN_FILE).is_file() for folder in place.parents[:3]):
-        raise RunError(f"{out}: lies in a run; choose another folder")
+    check_outside(out, run)
     if place.exists() and not _is_merged(place):
         raise RunError(f"{out}: exists and is not a merged model; choose another name")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from kgshard.data.dataset import clone_dataset
-from kgshard.errors import ConfigError, RunError
+from kgshard.errors import ConfigError
 from kgshard.files import (
     AnyPath,
     copy_file,
@@ -46,7 +46,7 @@ from kgshard.runs import (
 from kgshard.shards import ENTITIES, RELATIONS, StoredTable, sharding_metadata
 from kgshard.start import replacing_run
 from kgshard_tools.rows import Advance, as_stored, no_progress, write_safetensors
-from kgshard_tools.stored import open_stored
+from kgshard_tools.stored import check_outside, open_stored
 from kgshard_tools.written import Written, describe_folder
 
 _MAX_WORLD_SIZE = 99_999
@@ -81,8 +81,7 @@ def reshard(
     if not 1 <= world_size <= _MAX_WORLD_SIZE:
         raise ConfigError(f"--world-size must be from 1 to {_MAX_WORLD_SIZE}, got {world_size}")
     stored, out = open_stored(source), Path(out)
-    if out.exists() and os.path.samefile(out, stored.run.folder):
-        raise RunError(f"{out}: is the run itself; choose another folder")
+    check_outside(out, stored.run)
     pointers = _checkpoints(stored.run) if is_run(Path(source)) else {LATEST_FILE: stored.checkpoint}
     checkpoints = {checkpoint.folder.name: checkpoint for checkpoint in pointers.values()}
     place = Path(os.path.realpath(out))
@@ -90,7 +89,8 @@ def reshard(
         if verify:
             stored.verify()
             for checkpoint in checkpoints.values():
-                checkpoint.check_hashes()
+                if checkpoint.folder != stored.checkpoint.folder:
+                    checkpoint.check_hashes()
         _copy_rest(stored.run, temporary)
         for name, checkpoint in checkpoints.items():
             _Cut(checkpoint, world_size, advance).write(temporary / "checkpoints" / name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,9 @@ class Stored:
     def verify(self) -> None:
         """Compare every file that an output is made of with its hash: shards, labels, triples, records.
 
+        Data prepared before there were hashes of them are read instead: labels by the hash of the
+        vocabulary, triples by their range.
+
         Raises:
             ShardError: Naming the first file that is not what was written.
         """
@@ -54,7 +58,7 @@ class Stored:
 
         check_record(self.run.folder / RUN_FILE)
         self.checkpoint.check_hashes()
-        for _ in dataset_files(self.dataset.folder, deep=False):
+        for _ in dataset_files(self.dataset.folder, deep=not self.dataset.info.files):
             pass
 
     def config(self) -> dict[str, Any]:
@@ -87,6 +91,15 @@ def open_stored(path: AnyPath) -> Stored:
     folder = path.resolve()
     run = open_run(folder.parent.parent)
     return Stored(run, run.open_checkpoint(folder.name))
+
+
+def check_outside(out: Path, run: Run) -> None:
+    """Raise RunError where a path is a run or lies in one, whose own it would be taken for."""
+    place = Path(os.path.realpath(out))
+    if place == run.folder.resolve():
+        raise RunError(f"{out}: is the run itself; choose another folder")
+    if any((folder / RUN_FILE).is_file() for folder in list(place.parents)[:3]):
+        raise RunError(f"{out}: lies in a run; choose another folder")
 
 
 def is_ours(folder: Path, key: str, value: object) -> bool:

@@ -179,6 +179,8 @@ def _check_config(config: _Config, model: LinkModel, arrays: _Arrays) -> None:
         "reciprocal": (model.reciprocal, arrays.inverses is not None),
         "rows": (config.rows, len(arrays.entity_labels)),
         "embedding_dim": (model.dim, arrays.entities.shape[-1] if arrays.entities.ndim else None),
+        "relation_dim": (config.values.get("relation_dim", model.relation_dim), model.relation_dim),
+        "metric": (config.values.get("metric", model.metric.name), model.metric.name),
         "num_relations": (model.num_relations, len(arrays.relation_labels)),
     }
     for key, (said, is_there) in found.items():
@@ -187,6 +189,8 @@ def _check_config(config: _Config, model: LinkModel, arrays: _Arrays) -> None:
             raise DataError(
                 f"{config.path}: {key} is {said}, but {what if key == 'reciprocal' else f'found {is_there}'}"
             )
+    if model.num_entities < len(arrays.entity_labels):
+        raise DataError(f"{config.path}: num_entities is {model.num_entities}, but there are more rows")
     said = config.values.get("vocab_sha256")
     if said is not None and not config.is_partial and said != _vocabulary_sha256(arrays):
         raise DataError(f"{config.path}: labels are not those of the export, or in another order")

@@ -28,7 +28,7 @@ from kgshard_tools.headers import read_array_header, read_index_header, read_par
 RowName = Callable[[str, int], str]
 """Names a row of a tensor, for messages."""
 
-_BLOCK_ROWS = 16384
+_BLOCK_VALUES = 1 << 20
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
@@ -76,9 +76,11 @@ def _check_floats(
     width = math.prod(shape[1:])
     if not rows * width:
         return
-    mapped = np.memmap(path, _FLOATS.get(dtype, dtype), "r", offset, (rows, width))
-    for start in range(0, rows, _BLOCK_ROWS):
-        stored = mapped[start : start + _BLOCK_ROWS]
+    kind, size = np.dtype(_FLOATS.get(dtype, dtype)), max(1, _BLOCK_VALUES // width)
+    for start in range(0, rows, size):
+        # Mapped anew for each block, so that no more than a block stays in memory.
+        place, shape = offset + start * width * kind.itemsize, (min(size, rows - start), width)
+        stored = np.memmap(path, kind, "r", place, shape)
         bad = first_non_finite(widen(stored, dtype) if dtype == "BF16" else stored)
         if bad is not None:
             raise ShardError(f"{path}: {row_name(name, start + bad)} is not finite", file=str(path))
@@ -88,21 +90,29 @@ def _check_columns(path: Path) -> None:
     """Read all of a Parquet file; numbers in it, or in lists in it, must be finite."""
     try:
         with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches():
+            row_bytes = sum(
+                file.metadata.row_group(index).total_byte_size for index in range(file.num_row_groups)
+            ) / max(1, file.metadata.num_rows)
+            for batch in file.iter_batches(max(1, int(4 * _BLOCK_VALUES / max(1.0, row_bytes)))):
                 for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                    values = column.flatten() if pa.types.is_nested(column.type) else [column]
-                    _check_column(path, name, values)
-    except (OSError, pa.ArrowException) as error:
+                    if not _is_finite(column):
+                        reason = f"column {name} holds a value that is not finite"
+                        raise ShardError(f"{path}: {reason}", file=str(path))
+    except (OSError, UnicodeError, pa.ArrowException) as error:
         reason = str(error).partition("\n")[0][:300]
         raise ShardError(f"{path}: cannot be read: {reason}", file=str(path)) from error
 
 
-def _check_column(path: Path, name: str, values: pa.Array | list[pa.Array]) -> None:
-    for each in values if isinstance(values, list) else [values]:
-        if isinstance(each, pa.Array) and pa.types.is_floating(each.type):
-            finite = np.isfinite(each.to_numpy(zero_copy_only=False))
-            if not finite.all():
-                raise ShardError(f"{path}: column {name} holds a value that is not finite", file=str(path))
+def _is_finite(values: pa.Array) -> bool:
+    """Whether all numbers in a column are finite, in whatever lists, maps and structures they lie."""
+    kind = values.type
+    if pa.types.is_floating(kind):
+        return bool(np.isfinite(values.drop_null().to_numpy(zero_copy_only=False)).all())
+    if pa.types.is_map(kind):
+        return _is_finite(values.keys) and _is_finite(values.items)
+    if pa.types.is_struct(kind):
+        return all(map(_is_finite, values.flatten()))
+    return _is_finite(values.flatten()) if pa.types.is_nested(kind) and hasattr(values, "flatten") else True
 
 
 def check_index_values(path: Path, row_name: RowName = plain_row) -> None:
