@@ -291,3 +291,27 @@ def test_another_graphs_labels_are_refused(tmp_path: Path) -> None:
     write_dict(tmp_path / "data" / "entity_ids.del", ENTITIES[:-1])
     with pytest.raises(DataError, match="rows of 13 entities and 3 relations, but labels of 12 and 3"):
         read(tmp_path / "bare.pt", tmp_path / "data")
+
+
+def nested(depth: int) -> tuple[object, ...]:
+    """Two references to one tuple of two references, and so on: to hash it takes 2**depth steps."""
+    value: tuple[object, ...] = ()
+    for _ in range(depth):
+        value = (value, value)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda settings: settings["transe"].update(l_norm=nested(60)), "option transe.l_norm is a tuple"),
+        (lambda settings: settings["transe"].update(l_norm=[1]), "option transe.l_norm is a list"),
+        (lambda settings: settings.update(model=["transe"]), "option model is a list"),
+    ],
+)
+def test_options_that_are_no_numbers_and_no_text_are_never_compared(
+    change: Callable[[dict[str, Any]], object], words: str, tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path / "toy.pt", "transe, 1", packaged=True, change=change)
+    with pytest.raises(DataError, match=words):
+        read(tmp_path / "toy.pt")

@@ -202,6 +202,7 @@ HOSTILE = {
     "a key of 80 bits": (opcodes(b"}\x8a\x0a" + b"\xff" * 9 + b"\x7fNs"), "64 bits"),
     "a key of 200,000 tuples": (opcodes(b"})" + b"\x85" * 200_000 + b"Ns"), "too many parts"),
     "a key that doubles 100 times": (opcodes(b"})" + b"2\x86" * 100 + b"Ns"), "too many parts"),
+    "5,000 keys of two parts": (pickle.dumps({(i, -i): None for i in range(5000)}, 2), "too many keys"),
     "an odd number of items": (opcodes(b"}(Nu"), "no value"),
     "appending to a number": (opcodes(b"K\x01Na"), "appends to a int"),
     "items of a list": (opcodes(b"]NNs"), "sets items of a list"),

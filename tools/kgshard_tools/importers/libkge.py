@@ -30,7 +30,7 @@ from kgshard.data.prepare import Origin
 from kgshard.errors import ConfigError, DataError
 from kgshard.files import file_sha256
 from kgshard_tools.importers.foreign import ForeignFloats, ForeignModel, Importer, ImportOptions
-from kgshard_tools.importers.pickled_objects import Object
+from kgshard_tools.importers.pickled_objects import MalformedError, Object, Scalar, scalar
 from kgshard_tools.importers.pykeen import read_id_triples
 from kgshard_tools.importers.texts import Splits, read_numbered_labels, read_splits
 from kgshard_tools.importers.torch_files import read_torch
@@ -63,12 +63,19 @@ class _Checkpoint:
     state: Mapping[str, Any]
     dataset: Mapping[str, Any]
 
-    def option(self, *names: str) -> Any:
-        """Return a nested option, None if there is none."""
-        value: Any = self.options
+    def option(self, *names: str) -> Scalar:
+        """Return a nested option, None if there is none.
+
+        Raises:
+            DataError: It is no text, number or truth value, and so nothing that may be compared or shown.
+        """
+        value: object = self.options
         for name in names:
             value = value.get(name) if isinstance(value, dict) else None
-        return value
+        try:
+            return scalar(value)
+        except MalformedError as error:
+            raise DataError(f"{self.path}: option {'.'.join(names)} is {error}") from error
 
     def labels(self, key: str) -> list[str] | None:
         """Return "entity_ids" or "relation_ids" where the checkpoint holds them."""
@@ -174,9 +181,9 @@ def _scoring(checkpoint: _Checkpoint, name: str, is_reciprocal: bool) -> str:
         return found
     norm = checkpoint.option(_RECIPROCAL, "base_model", "l_norm") if is_reciprocal else None
     norm = checkpoint.option(name, "l_norm") if norm is None else norm
-    if norm not in found:
+    if norm not in (1, 2):
         raise ConfigError(f"{checkpoint.path}: {name} with l_norm {norm}, which is neither 1 nor 2")
-    return found[norm]
+    return found[int(norm)]
 
 
 def _weight(checkpoint: _Checkpoint, kind: str) -> ForeignFloats:

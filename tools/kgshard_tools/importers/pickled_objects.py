@@ -9,6 +9,8 @@ from typing import TypeAlias
 
 _MAX_KEY_PARTS = 100
 """Values within one key of a dict, or element of a set: hashing walks them all, by recursion."""
+_MAX_COMPOSITE_KEYS = 4096
+"""Keys of several parts in one dict or set."""
 
 
 class MalformedError(ValueError):
@@ -24,6 +26,9 @@ class Symbol:
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}"
+
+
+Scalar: TypeAlias = str | int | float | None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -55,14 +60,31 @@ def under_names(
     return {Symbol(module, name): understanding for module in modules for name in names}
 
 
-def checked_key(key: object) -> object:
-    """Return a key that can be hashed: shallow, of values that never change, with no numbers over 64 bits.
+def scalar(value: object) -> Scalar:
+    """Return a value that is safe to compare, hash and show; a made-up one may take for ever to.
 
     Raises:
-        MalformedError: It is none, or has too many parts.
+        MalformedError: It is something else; says what.
+    """
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise MalformedError(f"a {type(value).__name__}, expected text or a number")
+
+
+def checked_key(key: object, num_held: int = 0) -> object:
+    """Return a key that can be hashed: shallow, of values that never change, with no numbers over 64 bits.
+
+    Args:
+        key: What is to be a key.
+        num_held: How many keys there are beside it. Those of several parts can be made to have one hash.
+
+    Raises:
+        MalformedError: It is none, or has too many parts, or is one too many of several parts.
     """
     if key is None or type(key) in (str, bytes, float):
         return key
+    if isinstance(key, tuple | frozenset) and num_held > _MAX_COMPOSITE_KEYS:
+        raise MalformedError("a pickle with too many keys of several parts")
     waiting = [key]
     for _ in range(_MAX_KEY_PARTS):
         if not waiting:
@@ -80,4 +102,4 @@ def checked_key(key: object) -> object:
 
 def checked_set(values: Iterable[object]) -> set[object]:
     """Return the set of values, each a `checked_key`."""
-    return {checked_key(value) for value in values}
+    return {checked_key(value, index) for index, value in enumerate(values)}

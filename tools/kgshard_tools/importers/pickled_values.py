@@ -69,7 +69,7 @@ def _plain_dict(function: Symbol, arguments: tuple[object, ...]) -> object:
         case (list() as pairs,):
             if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
                 return Object(function, arguments)
-            return {checked_key(key): value for key, value in pairs}
+            return {checked_key(key, index): value for index, (key, value) in enumerate(pairs)}
     return {}
 
 

@@ -343,7 +343,7 @@ def _append(target: object, values: list[object]) -> None:
     if isinstance(target, list):
         target += values
     elif isinstance(target, set):
-        target |= checked_set(values)
+        target |= {checked_key(value, len(target) + index) for index, value in enumerate(values)}
     elif isinstance(target, Object):
         target.items += values
     else:
@@ -356,7 +356,7 @@ def _set_items(target: object, values: list[object]) -> None:
     pairs = zip(values[::2], values[1::2], strict=True)
     if isinstance(target, dict):
         for key, value in pairs:
-            target[checked_key(key)] = value
+            target[checked_key(key, len(target))] = value
     elif isinstance(target, Object):
         target.items += pairs
     else:

@@ -32,7 +32,7 @@ from kgshard.data.prepare import Origin
 from kgshard.errors import ConfigError, DataError
 from kgshard.files import file_sha256
 from kgshard_tools.importers.foreign import ForeignFloats, ForeignModel, Importer, ImportOptions
-from kgshard_tools.importers.pickled_objects import Object, Symbol
+from kgshard_tools.importers.pickled_objects import Object, Scalar, Symbol
 from kgshard_tools.importers.texts import Splits, in_order, read_splits
 from kgshard_tools.importers.torch_files import module_tensors, read_torch
 
@@ -58,9 +58,13 @@ class _Pickled:
     has_inverses: bool
     has_sigmoid: bool
 
-    def option(self, name: str) -> Any:
-        """Return an attribute of the interaction, None if it has none of this name."""
-        return _attribute(self.interaction, name)
+    def option(self, name: str) -> Scalar:
+        """Return an attribute of the interaction, None if it has none of this name.
+
+        What is neither number nor text is named by its type: to compare or show it may take for ever.
+        """
+        value = _attribute(self.interaction, name)
+        return value if value is None or isinstance(value, str | int | float) else f"a {type(value).__name__}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +201,12 @@ def _class_name(made: object) -> str:
 def _attribute(module: object, name: str) -> Any:
     state = module.state if isinstance(module, Object) else None
     return state.get(name) if isinstance(state, dict) else None
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, int | float):
+        raise ValueError(f"a {type(value).__name__} where a number must be")
+    return float(value)
 
 
 def _children(module: object) -> Mapping[str, object]:
@@ -369,7 +379,7 @@ def _normalisation(
     if layer is None:
         return None
     values = {key: np.asarray(value, np.float64) for key, value in module_tensors(layer).items()}
-    factors = values["weight"] / np.sqrt(values["running_var"] + _attribute(layer, "eps"))
+    factors = values["weight"] / np.sqrt(values["running_var"] + _number(_attribute(layer, "eps")))
     return factors, values["bias"] - factors * values["running_mean"]
 
 
