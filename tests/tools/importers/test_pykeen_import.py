@@ -361,7 +361,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "no rotation": (other_interaction("RotatEInteraction"), "do not have the shapes|moduli"),
     "clamped scores": (
         other_interaction("ClampedInteraction", clamp_score=(-20, 20)),
-        r"clamped to \(-20, 20\)",
+        "scores are clamped",
     ),
     "low rank": (other_representation("LowRankRepresentation"), "LowRankRepresentation.*more than a table"),
     "normalised entities": (

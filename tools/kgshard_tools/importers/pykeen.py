@@ -249,9 +249,7 @@ class _Inexact(Exception):
 def _unclamped(pickled: _Pickled, path: Path) -> _Pickled:
     base = _child(pickled.interaction, "base")
     if pickled.option("clamp_score") is not None or base is None:
-        raise ConfigError(
-            f"{path}: scores clamped to {pickled.option('clamp_score')}; it cannot be imported exactly"
-        )
+        raise ConfigError(f"{path}: scores are clamped; it cannot be imported exactly")
     return replace(pickled, interaction=base)
 
 
@@ -291,7 +289,7 @@ def _rotate(pickled: _Pickled) -> _Tables:
 
 def _simple(pickled: _Pickled) -> _Tables:
     if pickled.option("clamp_score") is not None:
-        raise _Inexact(f"scores clamped to {pickled.option('clamp_score')}")
+        raise _Inexact("scores are clamped")
     return _Tables(
         "distmult",
         np.concatenate(pickled.entities, axis=1),
