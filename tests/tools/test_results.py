@@ -109,13 +109,16 @@ def test_a_raw_evaluation_says_that_nothing_was_filtered() -> None:
 
 
 def test_what_was_written_is_said_in_words_and_as_json() -> None:
-    written = Written(["a.npy", "b.npy"], rows=1200, bytes=3_000_000, seconds=2.0, notes=["load it so"])
+    counts = {"rows": 1200, "bytes": 3_000_000, "seconds": 2.0, "peak_memory": 5_000_000}
+    written = Written(["out/a.npy", "out/b.npy"], **counts, notes=["be told"], python=["import a"])
     assert written.lines() == [
-        "a.npy",
-        "b.npy",
-        "1,200 entities, 3,000,000 bytes in 2.00 s (2 MB/s)",
-        "load it so",
+        "out/a.npy",
+        "out/b.npy",
+        "1,200 entities, 3,000,000 bytes in 2.00 s (2 MB/s, 5 MB of memory at most)",
+        "be told",
+        "to load it, in out:",
+        "  >>> import a",
     ]
-    shape = {"files": ["a.npy", "b.npy"], "rows": 1200, "bytes": 3_000_000, "seconds": 2.0}
-    assert shape.items() <= written.to_dict().items()
+    shape = {"files": ["out/a.npy", "out/b.npy"], "notes": ["be told"], "python": ["import a"], **counts}
+    assert written.to_dict() == shape
     assert Written([], 0, 0, 0.0).megabytes_per_second == 0.0
