@@ -53,6 +53,7 @@ lint: $(VENV)/installed
 # Claims of speed and memory; see docs/benchmarks.md.
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/merge.py
+	$(BIN)/python benchmarks/export.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/ranking.py
 	$(BIN)/python benchmarks/time_to_quality.py
