@@ -37,14 +37,15 @@ from kgshard.shards import ENTITIES, RELATIONS, TABLE_DTYPES, read_header
 from kgshard_tools.card import model_card
 from kgshard_tools.rows import (
     DTYPES,
+    METADATA,
     Advance,
     Part,
     StoredRows,
     StoredTensor,
-    Values,
     as_stored,
     no_progress,
     num_bytes,
+    shared_parts,
     write_safetensors,
 )
 from kgshard_tools.sizes import parse_size
@@ -63,7 +64,6 @@ _NAMES = (
     *(MODEL_FILE, MODEL_FILES, INDEX_FILE, OPTIMIZER_FILE, CONFIG_FILE, CARD_FILE),
     *_LABEL_FILES,
 )
-_METADATA = {"format": "pt"}
 
 
 def merge_shards(
@@ -114,7 +114,7 @@ def merge_shards(
     rows = stored.model.num_entities
     if out.suffix == ".safetensors":
         with replacing(place) as temporary:
-            write_safetensors(temporary, {**model, **optimizer}, _METADATA)
+            write_safetensors(temporary, {**model, **optimizer})
         if verify:
             notes.append(f"SHA-256 {file_sha256(place)}")
         seconds = time.monotonic() - began
@@ -124,7 +124,7 @@ def merge_shards(
         if len(names) > 1:
             notes.append(f"{len(names)} files; {INDEX_FILE} says which holds what")
         if optimizer:
-            write_safetensors(temporary / OPTIMIZER_FILE, optimizer, _METADATA)
+            write_safetensors(temporary / OPTIMIZER_FILE, optimizer)
         for name in _LABEL_FILES:
             copy_file(stored.dataset.folder / name, temporary / name)
         write_text(temporary / CARD_FILE, model_card(stored, files=names, dtype=dtype))
@@ -144,7 +144,7 @@ def write_model(parts: Mapping[str, Part], folder: Path, largest: int | None) ->
     files = _cut(parts, largest)
     for name, held in files.items():
         with replacing(folder / name) as temporary:
-            write_safetensors(temporary, held, _METADATA)
+            write_safetensors(temporary, held)
     if len(files) > 1:
         write_json(folder / INDEX_FILE, _index(files))
     return list(files)
@@ -181,7 +181,7 @@ def _is_merged(path: Path) -> bool:
         tensors, metadata = read_header(path)
     except ShardError:
         return False
-    return {ENTITIES, RELATIONS} <= set(tensors) and metadata == _METADATA
+    return {ENTITIES, RELATIONS} <= set(tensors) and metadata == METADATA
 
 
 def _model_parts(stored: Stored, dtype: str | None, advance: Advance) -> dict[str, Part]:
@@ -198,7 +198,7 @@ def _model_parts(stored: Stored, dtype: str | None, advance: Advance) -> dict[st
         )
         for table in (stored.checkpoint.entities, stored.checkpoint.relations)
     }
-    return parts | {f"shared.{name}": Values(values) for name, values in stored.checkpoint.shared.items()}
+    return parts | shared_parts(stored.checkpoint.shared)
 
 
 def _optimizer_parts(stored: Stored, advance: Advance, notes: list[str]) -> dict[str, Part]:

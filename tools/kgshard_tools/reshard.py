@@ -20,12 +20,11 @@ from kgshard.errors import ConfigError
 from kgshard.files import (
     AnyPath,
     copy_file,
-    file_sha256,
     write_json,
     write_text,
 )
 from kgshard.partition import RowPartition
-from kgshard.records import FileInfo, Manifest, OptimizerInfo, PieceInfo, TableInfo
+from kgshard.records import Manifest, OptimizerInfo, PieceInfo, TableInfo, describe_file
 from kgshard.runs import (
     BEST_FILE,
     CONFIG_FILE,
@@ -179,10 +178,7 @@ class _Cut:
             old,
             world_size=self.world_size,
             tables=cut(old.tables),
-            files={
-                path.name: FileInfo(path.stat().st_size, file_sha256(path))
-                for path in sorted(folder.iterdir())
-            },
+            files={path.name: describe_file(path) for path in sorted(folder.iterdir())},
             optimizer=(
                 OptimizerInfo(saved.name, saved.num_steps, cut(saved.tables), saved.shared)
                 if saved is not None

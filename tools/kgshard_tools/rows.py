@@ -29,6 +29,8 @@ from kgshard.shards import (
     widen,
 )
 
+METADATA = {"format": "pt"}
+"""What torch and the Hugging Face libraries look for in a file."""
 BLOCK_ROWS = 8192
 _BLOCK_VALUES = 1 << 20
 DTYPES = {name: stored for stored, (_, name) in TABLE_DTYPES.items()}
@@ -207,7 +209,12 @@ def num_bytes(part: Part) -> int:
     return ITEM_BYTES[part.dtype] * math.prod(part.shape)
 
 
-def write_safetensors(path: Path, parts: Mapping[str, Part], metadata: Mapping[str, str]) -> None:
+def shared_parts(shared: Mapping[str, Floats]) -> dict[str, Part]:
+    """Return the parameters that all rows share by the names that they have beside tables."""
+    return {f"shared.{name}": Values(values) for name, values in shared.items()}
+
+
+def write_safetensors(path: Path, parts: Mapping[str, Part], metadata: Mapping[str, str] = METADATA) -> None:
     """Fill a temporary file of the caller's with tensors.
 
     Raises:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dicee_environment import dicee_python
+from environments import dicee_python
 from foreign import ENTITIES, Ids, draw, draw_triples, run_scores, write_splits
 from kgshard_tools.answers import TrainedModel, load
 from kgshard_tools.importers import import_run

@@ -8,14 +8,10 @@ the folder for temporary files, 1.5 GB; KGSHARD_PYKEEN_PYTHON names another inte
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import math
 import os
-import shutil
 import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from environments import python_with
 from foreign import ENTITIES, RELATIONS, draw, draw_triples, run_scores, write_splits
 from kgshard_tools.importers.foreign import ForeignModel, ImportOptions
 from kgshard_tools.importers.pykeen import PYKEEN
@@ -428,16 +425,6 @@ def test_the_folder_is_known_by_its_files(tmp_path: Path) -> None:
 
 # --- The package itself --------------------------------------------------------------------------------
 
-ROOT = Path(__file__).resolve().parents[3]
-PACKAGE = "pykeen==1.11.1"
-UNREACHABLE = (
-    "NewConnectionError",
-    "NameResolutionError",
-    "ProxyError",
-    "ConnectTimeout",
-    "Temporary failure",
-)
-
 TRAINING = """
 import json, sys
 from pathlib import Path
@@ -481,32 +468,12 @@ TRAINED: dict[str, tuple[str, dict[str, Any], bool]] = {
 }
 
 
-def pip(python: Path, *arguments: str) -> None:
-    """Install, or skip where no registry answers."""
-    command = [str(python), "-m", "pip", "install", "--quiet", "--retries", "1", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode and any(sign in done.stderr for sign in UNREACHABLE):
-        pytest.skip(f"{PACKAGE} cannot be installed: the package registry cannot be reached")
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.fixture(scope="session")
 def pykeen_python() -> Path:
     """An interpreter that has PyKEEN."""
     if named := os.environ.get("KGSHARD_PYKEEN_PYTHON"):
         return Path(named)
-    constraints = ROOT / "constraints.txt"
-    recipe = "\n".join([sys.version, PACKAGE, constraints.read_text()])
-    folder = (
-        Path(tempfile.gettempdir()) / f"kgshard-pykeen-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}"
-    )
-    python, complete = folder / "bin" / "python", folder / "complete"
-    if not complete.exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        pip(python, "-c", str(constraints), "torch", "numpy", PACKAGE)
-        complete.touch()
-    return python
+    return python_with("pykeen==1.11.1")
 
 
 @pytest.fixture(scope="session")

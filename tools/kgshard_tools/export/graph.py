@@ -135,7 +135,7 @@ def _relation_blocks(what: Export, *, interleaved: bool) -> Iterator[Floats]:
 def write_weights(path: Path, tensors: Mapping[str, Part]) -> None:
     """Write float32 tensors as safetensors."""
     with replacing(path) as temporary:
-        write_safetensors(temporary, tensors, {"format": "pt"})
+        write_safetensors(temporary, tensors)
 
 
 def write_text_blocks(path: Path, blocks: Iterable[bytes]) -> None:

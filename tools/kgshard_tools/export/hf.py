@@ -16,10 +16,10 @@ from kgshard.files import write_text
 from kgshard.shards import ENTITIES, RELATIONS, TABLE_DTYPES
 from kgshard_tools.card import loading, model_card
 from kgshard_tools.export.format import Format
-from kgshard_tools.export.labels import write_vocabulary
+from kgshard_tools.export.labels import write_vocabularies
 from kgshard_tools.export.tables import Export
 from kgshard_tools.merge import CARD_FILE, INDEX_FILE, MODEL_FILE, MODEL_FILES, write_model
-from kgshard_tools.rows import Part, Values
+from kgshard_tools.rows import Part, shared_parts
 
 _LARGEST = 5 * 10**9
 """What the hub recommends."""
@@ -30,13 +30,12 @@ def fill(what: Export, folder: Path) -> list[str]:
     rows = what.relations
     both = replace(rows, ids=range(rows.table.num_rows)) if what.inverses is not None else rows
     parts: dict[str, Part] = {ENTITIES: what.entities, RELATIONS: both}
-    parts |= {f"shared.{name}": Values(values) for name, values in what.shared.items()}
+    parts |= shared_parts(what.shared)
     names = write_model(parts, folder, _LARGEST)
     write_text(
         folder / CARD_FILE, model_card(what.stored, files=names, dtype=TABLE_DTYPES[what.entities.dtype][1])
     )
-    for name, labelled in (("entities", what.entities), ("relations", what.relations)):
-        write_vocabulary(labelled, folder / f"{name}.parquet")
+    write_vocabularies(what, folder)
     return loading(names)
 
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from kgshard.files import copy_file, replacing
 from kgshard_tools.export.spread import spread
-from kgshard_tools.export.tables import Rows
+from kgshard_tools.export.tables import Export, Rows
 
 
 def write_label_lines(rows: Rows, path: Path) -> None:
@@ -32,6 +32,12 @@ def label_lines(labels: pa.Array) -> bytes:
     buffer, places = spread(lines, after=1)
     buffer[np.append(places[1:], len(buffer)) - 1] = ord("\n")
     return buffer.tobytes()
+
+
+def write_vocabularies(what: Export, folder: Path) -> None:
+    """Write entities.parquet and relations.parquet; see `write_vocabulary`."""
+    for name, rows in (("entities", what.entities), ("relations", what.relations)):
+        write_vocabulary(rows, folder / f"{name}.parquet")
 
 
 def write_vocabulary(rows: Rows, path: Path) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from kgshard.files import replacing
 from kgshard.shards import TABLE_DTYPES
 from kgshard_tools.export.format import Format
-from kgshard_tools.export.labels import write_label_lines, write_vocabulary
+from kgshard_tools.export.labels import write_label_lines, write_vocabularies
 from kgshard_tools.export.tables import Export, Rows
 
 
@@ -34,7 +34,7 @@ def write_numpy(what: Export, folder: Path) -> list[str]:
             np.save(file, values)
     for name, rows in (("entities", what.entities), ("relations", what.relations)):
         write_label_lines(rows, folder / f"{name}.txt")
-        write_vocabulary(rows, folder / f"{name}.parquet")
+    write_vocabularies(what, folder)
     loaded = ", ".join(f'numpy.load("{name}.npy", mmap_mode="r")' for name in ("entities", "relations"))
     lines = [
         "import numpy, pyarrow.parquet",

@@ -30,7 +30,7 @@ def fill(what: Export, folder: Path) -> list[str]:
     if what.shared:
         with replacing(folder / "shared.safetensors") as temporary:
             shared = {name: Values(values) for name, values in what.shared.items()}
-            write_safetensors(temporary, shared, {"format": "pt"})
+            write_safetensors(temporary, shared)
     what.note(f"in DuckDB cast a vector first: vector::FLOAT[{what.entities.dim}]")
     return [
         "import pyarrow.parquet",

@@ -15,19 +15,18 @@ from pathlib import Path
 
 from kgshard.files import replacing
 from kgshard_tools.export.format import Format
-from kgshard_tools.export.labels import write_vocabulary
+from kgshard_tools.export.labels import write_vocabularies
 from kgshard_tools.export.tables import Export
-from kgshard_tools.rows import Part, Values, write_safetensors
+from kgshard_tools.rows import Part, shared_parts, write_safetensors
 
 
 def fill(what: Export, folder: Path) -> list[str]:
     """Fill `folder`; return how to load it."""
     parts: dict[str, Part] = {**what.tables}
-    parts |= {f"shared.{name}": Values(values) for name, values in what.shared.items()}
+    parts |= shared_parts(what.shared)
     with replacing(folder / "model.safetensors") as temporary:
-        write_safetensors(temporary, parts, {"format": "pt"})
-    for name, rows in (("entities", what.entities), ("relations", what.relations)):
-        write_vocabulary(rows, folder / f"{name}.parquet")
+        write_safetensors(temporary, parts)
+    write_vocabularies(what, folder)
     return [
         "import pyarrow.parquet, safetensors.torch",
         'tables = safetensors.torch.load_file("model.safetensors")',
