@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kgshard_tools.answers import load as load
     from kgshard_tools.export import export as export
-    from kgshard_tools.index import build_index as build_index
+    from kgshard_tools.index.build import build_index as build_index
     from kgshard_tools.info import info as info
     from kgshard_tools.merge import merge_shards as merge_shards
     from kgshard_tools.reshard import reshard as reshard
@@ -47,7 +47,7 @@ _WHERE = {
     "ingest": "kgshard.start",
     "load": "kgshard_tools.answers",
     "export": "kgshard_tools.export",
-    "build_index": "kgshard_tools.index",
+    "build_index": "kgshard_tools.index.build",
     "info": "kgshard_tools.info",
     "merge_shards": "kgshard_tools.merge",
     "verify": "kgshard_tools.verify",

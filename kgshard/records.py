@@ -2,6 +2,7 @@
 
 data.json        DatasetInfo       RUN/run.json        RunInfo
 manifest.json    Manifest          index/index.json    IndexFile
+overlay.json     OverlayInfo
 """
 
 from __future__ import annotations
@@ -173,10 +174,57 @@ class Manifest(Struct, frozen=True):
     """None where it was not saved."""
 
 
+class IndexPart(Struct, frozen=True):
+    """A file of an index, which holds some rows of the table."""
+
+    file: str
+    rows: tuple[int, int]
+    """The first, and one beyond the last."""
+    bytes: int
+    sha256: str
+
+
+class RecallPoint(Struct, frozen=True):
+    """What an index gives with one way to search it, on queries it was tuned with."""
+
+    search: dict[str, int]
+    """`nprobe` lists or `ef` nodes, and `depth`: candidates scored again for each answer."""
+    recall: dict[str, float]
+    """Recall at 10 by side ("tail", "head"), or of "neighbors"."""
+    queries_per_second: float
+
+
+class GroupRecall(Struct, frozen=True):
+    """Recall of the questions about one relation."""
+
+    side: str
+    relation: str
+    queries: int
+    recall: float
+
+
+class RecallInfo(Struct, frozen=True):
+    """How many of the true best an approximate index finds, measured on this table."""
+
+    at: int
+    """k: recall at k."""
+    target: float
+    measured: dict[str, float]
+    """By side, with the chosen way to search, on queries that it was not tuned with."""
+    queries: int
+    """For each side."""
+    seed: int
+    flat_queries_per_second: float
+    """Of the exact scan, on the same queries."""
+    queries_per_second: float
+    curve: list[RecallPoint]
+    lowest: list[GroupRecall] = []
+    """The relations with the lowest recall, of those with five queries or more."""
+
+
 class IndexInfo(Struct, frozen=True):
     """One FAISS index of a run."""
 
-    file: str
     type: str
     exact: bool
     metric: Literal["dot", "l2", "l1", "moduli", "hyperplane"]
@@ -192,8 +240,17 @@ class IndexInfo(Struct, frozen=True):
     run_id: str
     step: int
     vocabulary_sha256: str
-    bytes: int
-    sha256: str
+    parts: list[IndexPart]
+    built_with: dict[str, int] = {}
+    """What its structure was built with: lists, links of a node, rows it was trained on, seed."""
+    search: dict[str, int] = {}
+    """How it is searched; see RecallPoint. Nothing where it is exact."""
+    recall: RecallInfo | None = None
+    """None where it is exact."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
 
 
 class IndexFile(Struct, frozen=True):
@@ -201,3 +258,31 @@ class IndexFile(Struct, frozen=True):
 
     format: Literal["kgshard.index/1"] = "kgshard.index/1"
     indexes: dict[str, IndexInfo] = {}
+    labels: FileInfo | None = None
+    """labels.sqlite, where it was built."""
+
+
+class OverlayInfo(Struct, frozen=True):
+    """Entities that were added to a trained run: rows fitted to their triples, everything else frozen."""
+
+    format: Literal["kgshard.overlay/1"]
+    run_id: str
+    step: int
+    """Of the checkpoint that the rows were fitted to."""
+    vocabulary_sha256: str
+    """The run's own, without the added entities."""
+    model: str
+    approximate: Literal[True]
+    """No row of an overlay was trained."""
+    first_id: int
+    """The id of the first added entity: as many as the run has."""
+    num_entities: int
+    """Added."""
+    dim: int
+    settings: dict[str, int | str]
+    """How the rows were found."""
+    counts: dict[str, int]
+    """What became of the lines read: lines = triples + duplicates + blank + known, the last of which name
+    no new entity."""
+    files: dict[str, FileInfo]
+    """Every other file of the overlay by name."""

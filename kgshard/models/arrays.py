@@ -120,7 +120,8 @@ def convolve(images: Array, filters: Array) -> Array:
 def add_product(bias: Array, queries: Array, candidates: Array, *, factor: float) -> Array:
     """Return [B, N]: bias [N] + factor * queries [B, D] @ candidates [N, D].T."""
     if isinstance(queries, np.ndarray):
-        return bias + factor * (queries @ candidates.T)
+        product = (factor * queries) @ candidates.T
+        return np.add(product, bias, out=product if product.dtype == np.result_type(product, bias) else None)
     return _namespace(queries).addmm(bias, queries, candidates.T, alpha=factor)
 
 

@@ -24,6 +24,8 @@ class Metric(ABC):
 
     name: str
     """A key of METRICS."""
+    uses_squares = False
+    """Whether `compare_all` looks at the candidates' squared norms."""
 
     @abstractmethod
     def score_pairs(self, queries: Array, candidates: Array) -> Array:
@@ -62,8 +64,8 @@ class Metric(ABC):
         """Return the comparison value of a score (a float or an array of them)."""
         return score
 
-    def score(self, comparison: float) -> float:
-        """Return the score whose comparison value this is."""
+    def score(self, comparison: Any) -> Any:
+        """Return the score whose comparison value this is (a float or an array of them)."""
         return comparison
 
     def lengths(self, queries: Array) -> Array:
@@ -111,6 +113,7 @@ class L2(Metric):
     """Negative 2-norm of the difference."""
 
     name = "l2"
+    uses_squares = True
 
     def score_pairs(self, queries: Array, candidates: Array) -> Array:
         return -norm(queries - candidates)
@@ -131,7 +134,7 @@ class L2(Metric):
     def comparison(self, score: Any) -> Any:
         return -score * score
 
-    def score(self, comparison: float) -> float:
+    def score(self, comparison: Any) -> Any:
         return -((-comparison) ** 0.5)
 
 

@@ -13,18 +13,22 @@ import numpy.typing as npt
 import pytest
 from graphs import stored_table
 from kgshard_tools.index import Contents, FoundIndex
-from kgshard_tools.index.flat import FlatIndex, is_searchable, new_index, write_index
+from kgshard_tools.index.faiss_files import new_index, write_index
+from kgshard_tools.index.flat import FlatIndex
+from kgshard_tools.index.kinds import KINDS
 from kgshard_tools.lifts import AS_STORED, Lift
-from kgshard_tools.search import CandidateSource, Scan
+from kgshard_tools.search import CandidateSource, Exclusions, Ids, Scan, Scores, search
 
 from kgshard.models.metric import METRICS, Metric
+from kgshard.records import IndexInfo, IndexPart
 
 Kind = Literal["scan", "index"]
 Rows = npt.NDArray[np.float32]
 Wide = npt.NDArray[np.float64]
+FLAT = KINDS["flat"]
 CASES: list[tuple[Metric, Kind]] = [
     *((metric, "scan") for metric in METRICS.values()),
-    *((metric, "index") for metric in METRICS.values() if is_searchable(metric)),
+    *((metric, "index") for metric in METRICS.values() if FLAT.searched_by(metric)),
 ]
 every_source = pytest.mark.parametrize(
     ("metric", "kind"), CASES, ids=[f"{metric.name}-{kind}" for metric, kind in CASES]
@@ -39,12 +43,32 @@ def open_source(
     if kind == "scan":
         return Scan(table, metric, lift)
     vectors = lift(table.read(range(table.num_rows)).astype(np.float64))
-    index = new_index(metric, vectors.shape[1])
+    searched_by = FLAT.searched_by(metric)
+    assert searched_by is not None
+    index = new_index(FLAT, searched_by, vectors.shape[1])
     index.add(vectors.astype(np.float32))
     path = table.pieces[0].path.with_suffix(".faiss")
     write_index(index, path)
-    longest = math.sqrt(float((vectors * vectors).sum(1).max()))
-    return FlatIndex(FoundIndex(path, Contents("links", metric, lift), longest), table)
+    info = IndexInfo(
+        type="flat",
+        exact=True,
+        metric=metric.name,  # type: ignore[arg-type]
+        transform="none",
+        rows=table.num_rows,
+        dim=vectors.shape[1],
+        longest=math.sqrt(float((vectors * vectors).sum(1).max())),
+        model="complex",
+        run_id="",
+        step=1,
+        vocabulary_sha256="",
+        parts=[IndexPart(path.name, (0, table.num_rows), path.stat().st_size, "")],
+    )
+    return FlatIndex(FoundIndex(path.parent, Contents("links", metric, lift), info), table)
+
+
+def search_one(source: CandidateSource, query: Wide, k: int, excluded: npt.ArrayLike) -> tuple[Ids, Scores]:
+    """Return the best rows and scores for one query float64[Q]."""
+    return search(source, np.asarray(query)[None], k, Exclusions.of_one(excluded, num_rows=len(source))).of(0)
 
 
 def asked(metric: Metric, point: npt.NDArray[Any], normal: npt.NDArray[Any] | None = None) -> Wide:

@@ -18,7 +18,7 @@ from brute_force import BruteForce, ask, assert_answers, random_graph
 from graphs import begin_run, make_run, ring, save_tables
 from kgshard_tools.answers import TrainedModel, load
 from kgshard_tools.export import export
-from kgshard_tools.index import build_index
+from kgshard_tools.index.build import build_index
 from kgshard_tools.search import Scan
 
 import kgshard

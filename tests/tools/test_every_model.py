@@ -13,7 +13,7 @@ from brute_force import BruteForce, ask, assert_answers, random_graph
 from graphs import make_run
 from kgshard_tools.answers import TrainedModel, load
 from kgshard_tools.export import export
-from kgshard_tools.index import build_index
+from kgshard_tools.index.build import build_index
 from kgshard_tools.merge import merge_shards
 from papers import PAPER
 from safetensors.numpy import load_file
@@ -107,11 +107,10 @@ def test_an_index_was_asked_where_there_is_one(
 ) -> None:
     """The control of the test above: answers of a scan would equal themselves."""
     case = cases(name, corruption)
-    ask(case.indexed, "tail", "e0", "r0", 1), ask(case.indexed, "head", "e0", "r0", 1)
-    kinds = {type(source).__name__ for source in case.indexed._sources.values()}
+    kinds = {type(case.indexed.links.source(side)).__name__ for side in SIDES}
     searchable = find_scoring(name).metric.name in ("dot", "l2", "l1")
     assert kinds == {"FlatIndex" if searchable else "Scan"}
-    assert {type(source).__name__ for source in case.scanned._sources.values()} == {"Scan"}
+    assert {type(case.scanned.links.source(side)).__name__ for side in SIDES} == {"Scan"}
 
 
 @pytest.mark.parametrize("side", SIDES)

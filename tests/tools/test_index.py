@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from graphs import make_run, ring, save_tables
 from kgshard_tools.answers import load
-from kgshard_tools.index import build_index
+from kgshard_tools.index.build import build_index
 
 from kgshard.errors import ConfigError, NonFiniteError, RunError
 from kgshard.models import SCORING

@@ -21,7 +21,7 @@ import torch
 from graphs import begin_run, make_run, ring, save_tables, tree
 from kgshard_tools.cli import run as kgshard
 from kgshard_tools.export import export
-from kgshard_tools.index import build_index
+from kgshard_tools.index.build import build_index
 from kgshard_tools.info import info
 from kgshard_tools.merge import merge_shards
 from safetensors.numpy import save_file

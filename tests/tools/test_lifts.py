@@ -21,12 +21,13 @@ from exact_search import (
     guarded,
     open_source,
     order_value,
+    search_one,
 )
 from graphs import stored_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kgshard_tools.lifts import AS_STORED, UNIT_LENGTH, Lift, link_lift
-from kgshard_tools.search import Scan, search
+from kgshard_tools.search import Scan
 
 from kgshard.errors import NonFiniteError
 from kgshard.models import SCORING
@@ -73,7 +74,7 @@ def test_rows_are_compared_as_what_is_made_of_them(
         if i not in excluded
     }
     source = guarded(open_source(folder, rows, metric, kind, Cubed()))
-    ids, scores = search(source, query, 5, np.array(sorted(excluded)))
+    ids, scores = search_one(source, query, 5, np.array(sorted(excluded)))
     wanted_ids, wanted_scores = best_of(metric, values, 5)
     assert ids.tolist() == wanted_ids
     np.testing.assert_allclose(scores, wanted_scores, rtol=1e-9)
@@ -86,7 +87,7 @@ def test_what_leaves_float32_is_compared_in_float64(folder: Path, metric: Metric
     query = asked(metric, np.array([1.0, -2.0, 0.5, 0.25]) * 1e20)
     values = {i: order_value(metric, fractions(query), Cubed().exact(row)) for i, row in enumerate(rows)}
     with np.errstate(all="ignore"):
-        ids, _ = search(guarded(open_source(folder, rows, metric, kind, Cubed())), query, 5, NOBODY)
+        ids, _ = search_one(guarded(open_source(folder, rows, metric, kind, Cubed())), query, 5, NOBODY)
     assert ids.tolist() == best_of(metric, values, 5)[0]
 
 
@@ -115,7 +116,7 @@ def test_a_row_of_which_nothing_finite_can_be_made_is_named(
     table = stored_table(folder, rows)
     source = Scan(table, metric, Divided(dividend), labels=[f"e{i}" for i in range(20_000)])
     with pytest.raises(NonFiniteError, match=r"entity 17321 \('e17321'\) is not finite"):
-        search(guarded(source), asked(metric, np.arange(4.0)), 3, NOBODY)
+        search_one(guarded(source), asked(metric, np.arange(4.0)), 3, NOBODY)
 
 
 def exact_mure(side: Side, anchor: Wide, relation: Wide, row: npt.NDArray[Any]) -> Fraction:
@@ -154,7 +155,7 @@ def test_models_that_lift_rows_answer_as_rational_arithmetic_does(
     values = {i: LIFTED[name](side, anchor, relation, row) for i, row in enumerate(rows) if i not in excluded}
     source = open_source(folder, rows, model.metric, kind, link_lift(model, side))
     query = model.queries(side, anchor, relation)
-    ids, scores = search(guarded(source), query, 7, np.array(sorted(excluded), np.int64))
+    ids, scores = search_one(guarded(source), query, 7, np.array(sorted(excluded), np.int64))
     wanted_ids, wanted_scores = best_of(model.metric, values, 7)
     assert ids.tolist() == wanted_ids
     np.testing.assert_allclose(scores, wanted_scores, rtol=1e-12)
@@ -170,7 +171,7 @@ def test_angles_are_compared_as_points_of_a_circle(folder: Path, side: Side) -> 
     turned = anchor + relation if side == "tail" else anchor - relation
     wanted = -2 * np.abs(np.sin((turned.astype(np.longdouble) - rows) / 2)).sum(1)
     source = guarded(open_source(folder, rows, model.metric, "scan", link_lift(model, side)), calls=1)
-    ids, scores = search(source, model.queries(side, anchor, relation), 10, NOBODY)
+    ids, scores = search_one(source, model.queries(side, anchor, relation), 10, NOBODY)
     assert ids.tolist() == np.argsort(-wanted)[:10].tolist()
     np.testing.assert_allclose(scores, wanted[ids].astype(np.float64), rtol=1e-12)
 

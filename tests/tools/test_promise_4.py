@@ -17,7 +17,7 @@ import pytest
 from graphs import make_run, ring
 from kgshard_tools.answers import load
 from kgshard_tools.export import export
-from kgshard_tools.index import build_index
+from kgshard_tools.index.build import build_index
 from kgshard_tools.merge import merge_shards
 from kgshard_tools.verify import verify, verify_files
 

@@ -20,12 +20,13 @@ from exact_search import (
     exact_order_value,
     guarded,
     open_source,
+    search_one,
 )
 from graphs import stored_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kgshard_tools.lifts import UNIT_LENGTH
-from kgshard_tools.search import CandidateSource, Scan, search
+from kgshard_tools.search import CandidateSource, Exclusions, Scan
 
 from kgshard.errors import NonFiniteError
 from kgshard.models.metric import DOT, METRICS, Metric
@@ -45,7 +46,7 @@ def assert_exact(
     *,
     rtol: float = 1e-12,
 ) -> None:
-    ids, scores = search(source, query, k, np.array(sorted(excluded), np.int64))
+    ids, scores = search_one(source, query, k, np.array(sorted(excluded), np.int64))
     wanted_ids, wanted_scores = exact_best(source.metric, query, rows, k, excluded)
     assert ids.tolist() == wanted_ids
     atol = 1e-14 if source.metric.name == "moduli" else 0.0  # A modulus of 0 counts as 1e-15.
@@ -94,8 +95,8 @@ def test_rows_that_differ_in_their_last_bits(folder: Path, metric: Metric, kind:
 def test_float32_would_get_these_wrong(folder: Path, metric: Metric, kind: Kind) -> None:
     """The negative control of the test above: what is fetched first does not hold the ten best."""
     rows, query = last_bits(metric, 1000.0)
-    fetched = open_source(folder, rows, metric, kind).fetch(query, 10, NOBODY)
-    assert sorted(fetched.ids.tolist()) != sorted(exact_best(metric, query, rows, 10, set())[0])
+    fetched = open_source(folder, rows, metric, kind).fetch(query[None], 10, Exclusions.none(1))
+    assert sorted(fetched.ids[0].tolist()) != sorted(exact_best(metric, query, rows, 10, set())[0])
 
 
 @every_source
@@ -103,7 +104,7 @@ def test_equal_rows_come_in_row_order(folder: Path, metric: Metric, kind: Kind) 
     rows = np.full((500, 4), 0.1, np.float32)
     source = open_source(folder, rows, metric, kind)
     query = asked(metric, np.array([0.3, 0.7, -0.2, 0.4]))
-    ids, scores = search(source, query, 10, np.array([0, 4]))
+    ids, scores = search_one(source, query, 10, np.array([0, 4]))
     assert ids.tolist() == [1, 2, 3, 5, 6, 7, 8, 9, 10, 11]
     assert len(set(scores.tolist())) == 1
 
@@ -115,17 +116,17 @@ def ten_rows() -> Rows:
 @every_source
 def test_k_beyond_the_rows_returns_all_of_them(folder: Path, metric: Metric, kind: Kind) -> None:
     source, query = open_source(folder, ten_rows(), metric, kind), asked(metric, np.ones(4))
-    ids, scores = search(source, query, 20, NOBODY)
+    ids, scores = search_one(source, query, 20, NOBODY)
     assert sorted(ids.tolist()) == list(range(10))
     assert np.abs(scores).max() < 100
-    ids, scores = search(source, query, 20, np.arange(10))
+    ids, scores = search_one(source, query, 20, np.arange(10))
     assert len(ids) == len(scores) == 0
 
 
 @every_source
 def test_excluding_the_same_row_twice_is_excluding_it(folder: Path, metric: Metric, kind: Kind) -> None:
     source = open_source(folder, ten_rows(), metric, kind)
-    ids, _ = search(source, asked(metric, np.ones(4)), 10, np.array([2, 2, 5]))
+    ids, _ = search_one(source, asked(metric, np.ones(4)), 10, np.array([2, 2, 5]))
     assert sorted(ids.tolist()) == [0, 1, 3, 4, 6, 7, 8, 9]
 
 
@@ -139,10 +140,11 @@ def test_rows_far_apart_are_fetched_once(folder: Path, metric: Metric, kind: Kin
 
 @every_source
 def test_fetched_rows_exist_and_are_not_excluded(folder: Path, metric: Metric, kind: Kind) -> None:
-    """Asked for more than there are, FAISS answers with row -1."""
+    """Asked for more than there are, what is missing is no row."""
     source = open_source(folder, ten_rows(), metric, kind)
-    fetched = source.fetch(asked(metric, np.ones(4)), 20, np.array([3]))
-    assert sorted(fetched.ids.tolist()) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    fetched = source.fetch(asked(metric, np.ones(4))[None], 20, Exclusions.of_one([3], num_rows=10))
+    assert sorted(fetched.ids[0].tolist()) == [-1] * 11 + [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    assert (fetched.values[fetched.ids < 0] == -np.inf).all()
 
 
 @every_source
@@ -152,7 +154,7 @@ def test_what_was_not_fetched_is_no_better_than_the_worst_says(
     """`worst` is a whole comparison value, with what a matrix product leaves out."""
     rows = np.random.default_rng(3).standard_normal((300, 4)).astype(np.float32)
     query = asked(metric, np.array([2.0, -1.5, 0.25, 1.0]))
-    fetched = open_source(folder, rows, metric, kind).fetch(query, 20, NOBODY)
+    fetched = open_source(folder, rows, metric, kind).fetch(query[None], 20, Exclusions.none(1))
     values = sorted((float(exact_order_value(metric, query, row)) for row in rows), reverse=True)
     assert fetched.worst == pytest.approx(values[19], rel=1e-5)
     longest = max(math.hypot(*row.tolist()) for row in rows)
@@ -167,9 +169,9 @@ def test_many_blocks_are_scanned_as_one(folder: Path, metric: Metric) -> None:
     query = asked(metric, 10 * draw.standard_normal(4))
     rows[[16_383, 16_384, 32_767, 32_768, 39_999]] = query[:4] * (5 if metric is DOT else 1)
     source = Scan(stored_table(folder, rows), metric)
-    ids, _ = search(source, query, 5, NOBODY)
+    ids, _ = search_one(source, query, 5, NOBODY)
     assert ids.tolist() == [16_383, 16_384, 32_767, 32_768, 39_999]
-    ids, _ = search(source, query, 3, np.array([16_384, 39_999]))
+    ids, _ = search_one(source, query, 3, np.array([16_384, 39_999]))
     assert ids.tolist() == [16_383, 32_767, 32_768]
 
 
@@ -183,7 +185,7 @@ def test_a_row_that_is_not_finite_is_named_wherever_it_lies(
     rows[17_321, 2] = value
     source = Scan(stored_table(folder, rows), metric, labels=[f"e{i}" for i in range(20_000)])
     with pytest.raises(NonFiniteError, match=r"entity 17321 \('e17321'\) is not finite"):
-        search(guarded(source), asked(metric, np.arange(4.0)), 3, NOBODY)
+        search_one(guarded(source), asked(metric, np.arange(4.0)), 3, NOBODY)
 
 
 @pytest.mark.parametrize("kind", ["scan", "index"])
@@ -192,7 +194,7 @@ def test_cosine_of_integer_rows(folder: Path, kind: Kind) -> None:
     rows = draw.integers(-3, 4, (300, 3)).astype(np.float32)
     rows[10] = 0
     query = np.array([0.6, 0.0, 0.8])
-    ids, scores = search(open_source(folder, rows, DOT, kind, UNIT_LENGTH), query, 300, NOBODY)
+    ids, scores = search_one(open_source(folder, rows, DOT, kind, UNIT_LENGTH), query, 300, NOBODY)
     wanted = [
         math.fsum(a * b for a, b in zip(query, row, strict=True)) / (math.hypot(*row.tolist()) or 1.0)
         for row in rows
@@ -229,6 +231,6 @@ def test_the_cosine_does_not_depend_on_the_magnitude(folder: Path, kind: Kind, s
     cosines = exact @ query / np.sqrt((exact * exact).sum(1))
     source = guarded(open_source(folder, rows, DOT, kind, UNIT_LENGTH))
     with np.errstate(all="ignore"):
-        ids, scores = search(source, query, 5, NOBODY)
+        ids, scores = search_one(source, query, 5, NOBODY)
     assert ids.tolist() == np.argsort(-cosines)[:5].tolist()
     np.testing.assert_allclose(scores, cosines[ids], rtol=1e-12)

@@ -1,37 +1,35 @@
-"""A trained run, asked by name: vectors, neighbours, missing tails and heads. No torch here.
-
-Scores are those of the model, in float64 on the stored rows, so a triple scores the same whether it is
-asked alone, in a batch, or found among all entities.
-"""
+"""A trained run, asked by name: vectors, neighbours, missing tails, heads and relations. No torch here."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from dataclasses import replace
 from typing import Any, Literal, SupportsIndex
 
 import numpy as np
-import numpy.typing as npt
 
 from kgshard.api import evaluate
-from kgshard.data.dataset import SPLITS, Triples
-from kgshard.errors import ConfigError, NonFiniteError
+from kgshard.data.dataset import SPLITS
+from kgshard.errors import ConfigError
 from kgshard.files import AnyPath
-from kgshard.known import known_answers
 from kgshard.models.link import SIDES, Side
 from kgshard.models.metric import METRICS
 from kgshard.shards import Floats
 from kgshard.vocabulary import Vocabulary
-from kgshard_tools.index import Contents, link_contents, neighbor_contents, open_source
-from kgshard_tools.lifts import link_lift, unit_rows
+from kgshard_tools.index import neighbor_contents
+from kgshard_tools.known import NEW, KnownTriples
+from kgshard_tools.lifts import unit_rows
+from kgshard_tools.links import LinkSearch, Sources
+from kgshard_tools.questions import Question, Wanted
 from kgshard_tools.results import Answer, Answers, Evaluation
-from kgshard_tools.search import CandidateSource, Ids, Scan, Scores, search
+from kgshard_tools.search import CandidateSource, Exclusions, Ids, Scan, Scores, search
 from kgshard_tools.stored import open_stored
 
 Similarity = Literal["cosine", "dot", "l2", "l1"]
 SIMILARITIES: tuple[Similarity, ...] = ("cosine", "dot", "l2", "l1")
 MAX_K = 1_000_000
+_TEN_NEW = Wanted()
 
 
 class TrainedModel:
@@ -42,7 +40,11 @@ class TrainedModel:
         self._stored = open_stored(run)
         self.link_model = self._stored.model
         self._table = self._stored.checkpoint.entities
-        self._sources: dict[str, CandidateSource] = {}
+        self._known = KnownTriples(self._stored.dataset)
+        self._sources = Sources(self._stored)
+        self._scans: dict[str, Scan] = {}
+        self.links = LinkSearch(self._stored, self._sources)
+        """The same questions by row ids, thousands at a time."""
 
     @property
     def entities(self) -> Vocabulary:
@@ -93,28 +95,55 @@ class TrainedModel:
         relations = self._stored.checkpoint.relations.read(range(self.link_model.num_relations))
         return np.array(self._table.read(range(len(self)))), np.array(relations)
 
-    def most_similar(self, name: str, k: int = 10, *, metric: Similarity = "cosine") -> Answers:
+    def most_similar(
+        self, name: str, k: int = 10, *, metric: Similarity = "cosine", exact: bool = False
+    ) -> Answers:
         """Return the k entities most like `name`, itself apart.
 
         Args:
             name: An entity.
             k: How many; fewer come back where there are no more.
             metric: cosine (in [-1, 1]; with a row of zeros it is 0), dot, l2 or l1 (negative distances).
+            exact: Look at every row, also where an approximate index was built.
         """
+        return self.most_similar_many([name], k, metric=metric, exact=exact)[0]
+
+    def most_similar_many(
+        self, names: Sequence[str], k: int = 10, *, metric: Similarity = "cosine", exact: bool = False
+    ) -> list[Answers]:
+        """Return the answers of `most_similar` for several entities, found together."""
         k = _checked(k)
         if metric not in SIMILARITIES:
             raise ConfigError(f"--metric: unknown value {metric!r} (known: {', '.join(SIMILARITIES)})")
-        entity = self.entities.id_of(name)
-        query = self._table.gather([entity]).astype(np.float64)
+        entities = self.entities.ids_of(names)
+        queries = self._table.gather(entities).astype(np.float64)
         if metric == "cosine":
-            query = unit_rows(query)
-        ids, scores = search(self._similarity_source(metric), query[0], k, np.array([entity]))
-        if metric == "cosine":
-            scores = np.clip(scores, -1.0, 1.0)
-        described = {"entity": self.entities[entity], "id": entity, "metric": metric, "k": k}
-        return self._answers(described, ids, scores, {})
+            queries = unit_rows(queries)
+        itself = Exclusions(np.arange(len(names)), entities, num_queries=len(names), num_rows=len(self))
+        source = self._similarity_source(metric, exact=exact)
+        found = search(source, queries, k, itself)
+        scores = np.clip(found.scores, -1.0, 1.0) if metric == "cosine" else found.scores
+        how = _how(source)
+        return [
+            self._answers(
+                {"entity": self.entities[entity], "id": entity, "metric": metric, "k": k, **how},
+                found.ids[number, : found.counts[number]],
+                scores[number, : found.counts[number]],
+            )
+            for number, entity in enumerate(entities.tolist())
+        ]
 
-    def predict_tails(self, head: str, relation: str, k: int = 10, *, known: bool = False) -> Answers:
+    def predict_tails(
+        self,
+        head: str,
+        relation: str,
+        k: int = 10,
+        *,
+        known: bool = False,
+        candidates: Sequence[str] | Literal["seen"] | None = None,
+        min_score: float | None = None,
+        exact: bool = False,
+    ) -> Answers:
         """Return the k best tails of (head, relation, ?).
 
         Args:
@@ -122,12 +151,54 @@ class TrainedModel:
             relation: A relation.
             k: How many; fewer come back where there are no more.
             known: Also return tails of triples that train, valid or test hold.
+            candidates: The only entities that may answer; "seen": the relation's tails in train.
+            min_score: Leave out what scores lower.
+            exact: Look at every row, also where an approximate index was built.
         """
-        return self._predict("tail", head, relation, k, with_known=known)
+        wanted = Wanted(k, known, candidates, min_score, exact)
+        return self.predict([Question(head=head, relation=relation)], wanted)[0]
 
-    def predict_heads(self, relation: str, tail: str, k: int = 10, *, known: bool = False) -> Answers:
+    def predict_heads(
+        self,
+        relation: str,
+        tail: str,
+        k: int = 10,
+        *,
+        known: bool = False,
+        candidates: Sequence[str] | Literal["seen"] | None = None,
+        min_score: float | None = None,
+        exact: bool = False,
+    ) -> Answers:
         """Return the k best heads of (?, relation, tail); see `predict_tails`."""
-        return self._predict("head", tail, relation, k, with_known=known)
+        wanted = Wanted(k, known, candidates, min_score, exact)
+        return self.predict([Question(relation=relation, tail=tail)], wanted)[0]
+
+    def predict_relations(
+        self, head: str, tail: str, k: int = 10, *, known: bool = False, min_score: float | None = None
+    ) -> Answers:
+        """Return the k best relations of (head, ?, tail), scored as when the tail is asked for."""
+        return self.predict([Question(head=head, tail=tail)], Wanted(k, known, None, min_score))[0]
+
+    def predict(self, questions: Sequence[Question], wanted: Wanted = _TEN_NEW) -> list[Answers]:
+        """Answer questions of any kind, those of a kind together; in their order.
+
+        Raises:
+            UnknownNameError: A name is of no entity or relation.
+            ConfigError: A question has not exactly one part missing, or an option is out of range.
+            NonFiniteError: A query or a row is NaN or infinite.
+        """
+        wanted = replace(wanted, k=_checked(wanted.k))
+        asked = [question.asked for question in questions]
+        answers: dict[int, Answers] = {}
+        for side in SIDES:
+            places = [place for place, part in enumerate(asked) if part == side]
+            answers |= zip(
+                places, self._predict(side, [questions[place] for place in places], wanted), strict=True
+            )
+        for place, part in enumerate(asked):
+            if part == "relation":
+                answers[place] = self._predict_relation(questions[place], wanted)
+        return [answers[place] for place in range(len(questions))]
 
     def score(self, triples: Sequence[tuple[str, str, str]], *, side: Side = "tail") -> Scores:
         """Return float64[n]: the scores of (head, relation, tail) triples.
@@ -141,85 +212,129 @@ class TrainedModel:
         heads, tails = (self.entities.ids_of(triple[end] for triple in triples) for end in (0, 2))
         relations = self.relations.ids_of(triple[1] for triple in triples)
         anchors, answers = (heads, tails) if side == "tail" else (tails, heads)
-        queries = self._queries(side, anchors, relations)
-        candidates = link_lift(self.link_model, side)(self._table.gather(answers).astype(np.float64))
-        scores: Scores = self.link_model.metric.score_pairs(queries, candidates)
-        return scores + self.link_model.offset
+        return self.links.scores(side, anchors, relations, answers)
 
     def evaluate(self, split: str = "test", **settings: Any) -> Evaluation:
         """Rank a split's triples among all entities; `settings` are those of `kgshard.evaluate`."""
         settings = {"checkpoint": self._stored.checkpoint.folder.name} | settings
         return Evaluation(evaluate(self._stored.run.folder, split=split, **settings))
 
-    def _predict(
-        self, side: Side, anchor_name: str, relation_name: str, k: int, *, with_known: bool
-    ) -> Answers:
-        k = _checked(k)
-        anchor, relation = self.entities.id_of(anchor_name), self.relations.id_of(relation_name)
-        query = self._queries(side, np.array([anchor]), np.array([relation]))[0]
-        if not np.isfinite(query).all():
-            raise NonFiniteError(f"the query of {anchor_name!r} and {relation_name!r} is not finite")
-        splits = self._known_answers(side, anchor, relation)
-        excluded = np.array(sorted(splits) if not with_known else [], np.int64)
-        ids, scores = search(self._source(link_contents(self._stored, side)), query, k, excluded)
-        given = "head" if side == "tail" else "tail"
+    def _predict(self, side: Side, questions: Sequence[Question], wanted: Wanted) -> list[Answers]:
+        """Answer questions for one side."""
+        if not questions:
+            return []
+        given: Side = "head" if side == "tail" else "tail"
+        anchors = self.entities.ids_of(getattr(question, given) for question in questions)
+        relations = self.relations.ids_of(str(question.relation) for question in questions)
+        if wanted.candidates == "seen" and len(questions) > 1:  # Each relation has candidates of its own.
+            return [self._predict(side, [question], wanted)[0] for question in questions]
+        known = self._known.answers(side, anchors, relations)
+        everywhere = known.everywhere()
+        found = self.links.best(
+            side,
+            anchors,
+            relations,
+            wanted.k,
+            excluded=None if wanted.known else everywhere,
+            among=self._candidates(side, int(relations[0]), wanted),
+            exact=wanted.exact,
+        )
+        splits = known.splits_of(found.ids)
+        by = "inverse relation" if side == "head" and self.link_model.reciprocal else "relation"
+        how = (
+            _how(self.links.source(side, exact=wanted.exact))
+            if wanted.candidates is None
+            else {"exact": True}
+        )
+        return [
+            self._answers(
+                {
+                    given: self.entities[anchor],
+                    "relation": self.relations[relation],
+                    "asked": side,
+                    "k": wanted.k,
+                    "known": "shown" if wanted.known else "left out",
+                    "num_known": num_known,
+                    "by": by,
+                    **how,
+                },
+                *found.of(number),
+                [SPLITS[split] if split != NEW else None for split in splits[number].tolist()],
+                min_score=wanted.min_score,
+            )
+            for number, (anchor, relation, num_known) in enumerate(
+                zip(anchors.tolist(), relations.tolist(), everywhere.counts.tolist(), strict=True)
+            )
+        ]
+
+    def _candidates(self, side: Side, relation: int, wanted: Wanted) -> Ids | None:
+        """Return the only rows that may answer, ascending, or None where all may."""
+        if wanted.candidates is None:
+            return None
+        if wanted.candidates == "seen":
+            return self._known.seen(side, relation)
+        return np.unique(self.entities.ids_of(wanted.candidates))
+
+    def _predict_relation(self, question: Question, wanted: Wanted) -> Answers:
+        head, tail = (self.entities.id_of(str(name)) for name in (question.head, question.tail))
+        scores, known = self.links.relation_scores(head, tail), self._known.relations(head, tail)
+        order = np.lexsort((np.arange(len(scores)), -scores))
+        ids = order if wanted.known else order[~np.isin(order, list(known))]
+        ids = ids[: wanted.k]
         described = {
-            given: self.entities[anchor],
-            "relation": self.relations[relation],
-            "asked": side,
-            "k": k,
-            "known": "shown" if with_known else "left out",
-            "num_known": len(splits),
-            "by": "inverse relation" if side == "head" and self.link_model.reciprocal else "relation",
+            "head": self.entities[head],
+            "tail": self.entities[tail],
+            "asked": "relation",
+            "k": wanted.k,
+            "known": "shown" if wanted.known else "left out",
+            "num_known": len(known),
+            "by": "relation",
+            "exact": True,
         }
-        return self._answers(described, ids, scores + self.link_model.offset, splits)
+        splits = [known.get(relation) for relation in ids.tolist()]
+        return self._answers(
+            described, ids, scores[ids], splits, labels=self.relations, min_score=wanted.min_score
+        )
 
-    def _known_answers(self, side: Side, anchor: int, relation: int) -> dict[int, str]:
-        """Return the known answers to a question, each with the first split that holds it."""
-        found: dict[int, str] = {}
-        for split, triples in self._splits.items():
-            for entity in known_answers(triples, side, anchor=anchor, relation=relation).tolist():
-                found.setdefault(entity, split)
-        return found
-
-    @cached_property
-    def _splits(self) -> dict[str, Triples]:
-        """All triples by split: mapped and checked once, however many questions need them."""
-        return {split: self._stored.dataset.triples(split) for split in SPLITS}
-
-    @cached_property
-    def _shared(self) -> dict[str, npt.NDArray[np.float64]]:
-        """The parameters that all rows share, widened."""
-        return {name: values.astype(np.float64) for name, values in self._stored.checkpoint.shared.items()}
-
-    def _queries(self, side: Side, anchors: Ids, relations: Ids) -> npt.NDArray[np.float64]:
-        rows = self._stored.checkpoint.relations.gather(self.link_model.relation_row(side, relations))
-        anchor_rows = self._table.gather(anchors).astype(np.float64)
-        with np.errstate(over="ignore", invalid="ignore"):  # Who asks checks that it is finite.
-            return self.link_model.queries(side, anchor_rows, rows.astype(np.float64), self._shared)
-
-    def _answers(self, query: dict[str, Any], ids: Ids, scores: Scores, splits: dict[int, str]) -> Answers:
+    def _answers(
+        self,
+        query: dict[str, Any],
+        ids: Ids,
+        scores: Scores,
+        splits: Sequence[str | None] | None = None,
+        *,
+        labels: Vocabulary | None = None,
+        min_score: float | None = None,
+    ) -> Answers:
         """Name the answers; `splits` tells which of them are known, and from where."""
+        labels = labels or self.entities
+        count = len(ids) if min_score is None else int((scores >= min_score).sum())
+        if min_score is not None:
+            query = query | {"min_score": min_score}
         return Answers(
             query,
             [
-                Answer(rank, self.entities[entity], entity, score, entity in splits, splits.get(entity))
-                for rank, (entity, score) in enumerate(
-                    zip(ids.tolist(), scores.tolist(), strict=True), start=1
+                Answer(rank, labels[entity], entity, score, split is not None, split)
+                for rank, (entity, score, split) in enumerate(
+                    zip(
+                        ids[:count].tolist(), scores[:count].tolist(), splits or [None] * count, strict=False
+                    ),
+                    start=1,
                 )
             ],
         )
 
-    def _similarity_source(self, metric: Similarity) -> CandidateSource:
+    def _similarity_source(self, metric: Similarity, *, exact: bool) -> CandidateSource:
         if metric == "cosine":
-            return self._source(neighbor_contents())
-        return Scan(self._table, METRICS[metric], labels=self.entities)
+            return self._sources.open(neighbor_contents(), exact=exact)
+        if metric not in self._scans:
+            self._scans[metric] = Scan(self._table, METRICS[metric], labels=self.entities)
+        return self._scans[metric]
 
-    def _source(self, contents: Contents) -> CandidateSource:
-        """Return what finds the best of some contents; each is opened once."""
-        if contents.name not in self._sources:
-            self._sources[contents.name] = open_source(self._stored, contents)
-        return self._sources[contents.name]
+
+def _how(source: CandidateSource) -> dict[str, Any]:
+    """Return what a question's description says of how its answers were found."""
+    return {"exact": True} if source.is_exact else {"exact": False, **source.described()}
 
 
 def _checked(k: SupportsIndex) -> int:

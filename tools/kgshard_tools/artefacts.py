@@ -130,7 +130,7 @@ def read_indexes(folder: Path) -> IndexFile:
     """
     path = folder / SIDECAR
     found = read_record(path, IndexFile)
-    check_names(path, [info.file for info in found.indexes.values()])
+    check_names(path, [part.file for info in found.indexes.values() for part in info.parts])
     return found
 
 

@@ -133,8 +133,10 @@ def _checkpoint(folder: Path, manifest: Manifest, named: Mapping[str, str | None
 
 
 def _index(index: IndexInfo) -> dict[str, Any]:
-    names = ("file", "type", "metric", "rows", "dim", "step", "bytes")
-    return {name: getattr(index, name) for name in names}
+    names = ("type", "metric", "rows", "dim", "step", "bytes", "search")
+    recall = index.recall.measured if index.recall else None
+    files = [part.file for part in index.parts]
+    return {"file": ", ".join(files), **{name: getattr(index, name) for name in names}, "recall": recall}
 
 
 def _tell_checkpoint(found: Artefact) -> Info:
@@ -187,7 +189,11 @@ def _tell_index(found: Artefact) -> Info:
     details: dict[str, Any] = {"indexes": [_index(each) for each in entries]}
     for name in ("model", "run_id", "vocabulary_sha256"):
         details[name] = sorted({getattr(each, name) for each in entries})
-    files = [FileLine(str(found.path / each.file), each.bytes, each.sha256) for each in entries]
+    files = [
+        FileLine(str(found.path / part.file), part.bytes, part.sha256)
+        for each in entries
+        for part in each.parts
+    ]
     return _told(found, indexes.format, details, files)
 
 

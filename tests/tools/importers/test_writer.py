@@ -20,7 +20,7 @@ from kgshard_tools.importers.foreign import ForeignModel
 from kgshard_tools.importers.mapped import map_floats
 from kgshard_tools.importers.read_ahead import ReadAhead
 from kgshard_tools.importers.writer import write_run
-from kgshard_tools.index import build_index
+from kgshard_tools.index.build import build_index
 from kgshard_tools.merge import merge_shards
 from papers import PAPER
 from safetensors.numpy import load_file

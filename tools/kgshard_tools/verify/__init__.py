@@ -15,7 +15,7 @@ from typing import Any
 
 from kgshard.errors import RunError, ShardError
 from kgshard.files import AnyPath
-from kgshard.records import IndexInfo, ListedFile
+from kgshard.records import IndexInfo, IndexPart, ListedFile
 from kgshard.runs import (
     BEST_FILE,
     CHECKPOINT_NAME,
@@ -145,22 +145,22 @@ def _check_index(found: Artefact, deep: bool) -> Checks:
     indexes, run = read_indexes(found.path), run_above(found.path)
     yield record
     for info in indexes.indexes.values():
-        path = found.path / info.file
-        check_hash(path, ListedFile(info.bytes, info.sha256), SIDECAR)
-        _check_index_header(path, info)
-        if run is not None:
-            _check_belongs(path, info, run)
-        if deep:
-            check_index_values(path, names_of(run))
-        yield path, "SHA-256"
+        for part in info.parts:
+            path = found.path / part.file
+            check_hash(path, ListedFile(part.bytes, part.sha256), SIDECAR)
+            _check_index_header(path, info, part)
+            if run is not None:
+                _check_belongs(path, info, run)
+            if deep:
+                check_index_values(path, names_of(run), part.rows[0])
+            yield path, "SHA-256"
 
 
-def _check_index_header(path: Path, info: IndexInfo) -> None:
-    header = read_index_header(path)
-    if (header.rows, header.dim) != (info.rows, info.dim):
+def _check_index_header(path: Path, info: IndexInfo, part: IndexPart) -> None:
+    header, rows = read_index_header(path), len(range(*part.rows))
+    if header.rows != rows or header.dim < info.dim or (info.exact and header.dim != info.dim):
         raise ShardError(
-            f"{path}: {header.rows} x {header.dim}, but {SIDECAR} says {info.rows} x {info.dim}",
-            file=str(path),
+            f"{path}: {header.rows} x {header.dim}, but {SIDECAR} says {rows} x {info.dim}", file=str(path)
         )
 
 

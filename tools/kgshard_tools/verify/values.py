@@ -115,15 +115,18 @@ def _is_finite(values: pa.Array) -> bool:
     return _is_finite(values.flatten()) if pa.types.is_nested(kind) and hasattr(values, "flatten") else True
 
 
-def check_index_values(path: Path, row_name: RowName = plain_row) -> None:
-    """Read every vector of a flat FAISS index. Of other types only the header is known.
+def check_index_values(path: Path, row_name: RowName = plain_row, first_row: int = 0) -> None:
+    """Read every vector of a flat FAISS index from a given row on. Of other types only the header is known.
 
     Raises:
         ShardError: It is damaged, or holds NaN or infinity.
     """
     header = read_index_header(path)
     if header.offset is not None:
-        _check_floats(path, ENTITIES, header.offset, "F32", (header.rows, header.dim), row_name)
+        shape = (header.rows, header.dim)
+        _check_floats(
+            path, ENTITIES, header.offset, "F32", shape, lambda name, row: row_name(name, first_row + row)
+        )
 
 
 def check_checkpoint_values(checkpoint: Checkpoint, row_name: RowName) -> None:

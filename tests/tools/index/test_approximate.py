@@ -1,0 +1,217 @@
+"""Approximate indexes: recall is measured, answers are the model's, and nothing is missing or made up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from graphs import Triple, make_run
+from kgshard_tools.answers import TrainedModel, load
+from kgshard_tools.index.build import build_index
+from kgshard_tools.index.kinds import KINDS
+from kgshard_tools.search import Exclusions, search
+from skewed import skewed_rows
+
+from kgshard.errors import ConfigError
+from kgshard.models.link import SIDES
+from kgshard.runs import Run
+
+NUM_ENTITIES, DIM = 3000, 16
+APPROXIMATE = [name for name, kind in KINDS.items() if not kind.is_exact and not kind.is_raw]
+MODELS = ["complex", "transe", "transe-l1", "rotate-moduli", "transh", "mure"]
+TARGET = 0.9
+
+
+def links() -> list[Triple]:
+    """Return a graph of 4 relations; e0 has 1,000 tails of r0."""
+    draw = np.random.default_rng(1)
+    ends = draw.integers(0, NUM_ENTITIES, (6000, 2)).tolist()
+    ring = [(f"e{i}", f"r{i % 4}", f"e{(i + 1) % NUM_ENTITIES}") for i in range(NUM_ENTITIES)]
+    hub = [("e0", "r0", f"e{i}") for i in range(1, 1001)]
+    return ring + hub + [(f"e{h}", f"r{i % 4}", f"e{t}") for i, (h, t) in enumerate(ends)]
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    runs: dict[str, Run] = {}
+
+    def run(model: str) -> Run:
+        if model not in runs:
+            rows = skewed_rows(NUM_ENTITIES, DIM)
+            folder = tmp_path_factory.mktemp(model)
+            runs[model] = make_run(folder, links(), entities=rows, dim=DIM, model=model, world_size=3)
+        return runs[model]
+
+    return run
+
+
+def entry(run: Run, name: str = "links") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run.folder / "index" / "index.json").read_text())["indexes"][name]
+    return found
+
+
+def some_questions(model: TrainedModel, count: int = 200) -> tuple[npt.NDArray[np.int64], ...]:
+    draw = np.random.default_rng(7)
+    return draw.integers(0, len(model), count), draw.integers(0, 4, count)
+
+
+@pytest.mark.parametrize("type", APPROXIMATE)
+@pytest.mark.parametrize("model", ["complex", "transe"])
+def test_the_recall_that_is_told_is_that_of_other_questions_too(
+    run_of: Callable[[str], Run], model: str, type: str
+) -> None:
+    """An independent count: the ids of an exact search, on questions that nobody tuned with."""
+    run = run_of(model)
+    build_index(run.folder, "links", type=type, recall=TARGET, num_queries=200)
+    info, asked = entry(run), load(run.folder)
+    assert info["exact"] is False
+    assert min(info["recall"]["measured"].values()) >= TARGET
+    anchors, relations = some_questions(asked)
+    for side in SIDES:
+        truth = asked.links.best(side, anchors, relations, 10, exact=True)
+        found = asked.links.best(side, anchors, relations, 10)
+        same = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(truth.ids, found.ids, strict=True)])
+        assert same >= info["recall"]["measured"][side] - 0.05
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_answers_carry_the_scores_of_the_model_and_say_that_some_may_be_missing(
+    run_of: Callable[[str], Run], model: str
+) -> None:
+    run = run_of(model)
+    build_index(run.folder, "links", type="ivf", recall=TARGET, num_queries=100)
+    asked = load(run.folder)
+    for answers in (asked.predict_tails("e5", "r1", 20), asked.predict_heads("r2", "e7", 20)):
+        side = answers.query["asked"]
+        given = answers.query["head" if side == "tail" else "tail"]
+        triples = [
+            (given, answers.query["relation"], each.label)
+            if side == "tail"
+            else (each.label, answers.query["relation"], given)
+            for each in answers
+        ]
+        scores = [each.score for each in answers]
+        assert scores == asked.score(triples, side=side).tolist()
+        assert scores == sorted(scores, reverse=True)
+        assert len({each.id for each in answers}) == 20
+        assert answers.query["exact"] is False
+        assert answers.query["index"] == "ivf"
+        assert min(answers.query["recall@10"].values()) >= TARGET
+    everything = asked.predict_tails("e5", "r1", 20, exact=True)
+    assert everything.query["exact"] is True
+    (run.folder / "index" / "index.json").unlink()
+    assert load(run.folder).predict_tails("e5", "r1", 20) == everything
+
+
+@pytest.mark.parametrize("type", ["ivf", "hnsw"])
+def test_known_answers_are_left_out_however_many_there_are(run_of: Callable[[str], Run], type: str) -> None:
+    """e0 has 1,000 known tails, far more than are fetched; also in a batch with questions that have few."""
+    run = run_of("complex")
+    build_index(run.folder, "links", type=type, recall=TARGET, num_queries=100)
+    asked = load(run.folder)
+    answers = asked.predict_tails("e0", "r0", 50)
+    known = {tail for head, relation, tail in links() if (head, relation) == ("e0", "r0")}
+    assert answers.query["num_known"] == len(known) >= 1000
+    assert len(answers) == 50
+    assert not known & set(answers.labels)
+    shown = asked.predict_tails("e0", "r0", 50, known=True)
+    assert {each.label for each in shown if each.known} == known & set(shown.labels) != set()
+
+
+def test_k_beyond_what_a_list_holds_returns_k(run_of: Callable[[str], Run]) -> None:
+    """With one list of some 40 rows looked through, 500 answers are asked for: more lists are."""
+    run = run_of("complex")
+    build_index(run.folder, "links", type="ivf", recall=0.01, num_queries=50)
+    assert entry(run)["search"]["nprobe"] == 1
+    asked = load(run.folder)
+    assert len(asked.predict_tails("e3", "r0", 500)) == 500
+    everything = asked.predict_tails("e3", "r0", NUM_ENTITIES + 5, known=True)
+    assert sorted(each.id for each in everything) == list(range(NUM_ENTITIES))
+
+
+def test_looking_through_every_list_is_exact(run_of: Callable[[str], Run]) -> None:
+    run = run_of("complex")
+    build_index(run.folder, "links", type="ivf", recall=1.0, num_queries=50)
+    asked = load(run.folder)
+    source: Any = asked.links.source("tail")
+    anchors, relations = some_questions(asked, 60)
+    queries = asked.links.queries("tail", anchors, relations)
+    excluded = Exclusions(np.arange(60), anchors, num_queries=60, num_rows=NUM_ENTITIES)
+    source.search = type(source.search)(source.num_lists, 1)
+    found, truth = (
+        search(each, queries, 10, excluded) for each in (source, asked.links.source("tail", exact=True))
+    )
+    np.testing.assert_array_equal(found.ids, truth.ids)
+    np.testing.assert_array_equal(found.scores, truth.scores)
+
+
+def test_a_graph_on_raw_inner_products_is_caught_where_it_collapses(tmp_path: Path) -> None:
+    """Long vectors are everybody's neighbours, so nobody links to the others; questions are about those."""
+    draw = np.random.default_rng(0)
+    rows = draw.standard_normal((NUM_ENTITIES, DIM)) / 4
+    rows[:, -1], rows[:100, :-1], rows[:100, -1] = 0.5, 0.0, 40.0
+    relations = draw.standard_normal((8, DIM))
+    relations[:, -1] = 0.0
+    run = make_run(tmp_path, links(), entities=rows, relations=relations, dim=DIM, model="distmult")
+    build_index(run.folder, "neighbors")
+    before = sorted(path.name for path in (run.folder / "index").iterdir())
+    with pytest.raises(
+        ConfigError, match=r"--recall 0.9.: links as hnsw-ip reach 0\.[0-8].*choose another --type"
+    ):
+        build_index(run.folder, "links", type="hnsw-ip", recall=0.95, num_queries=100)
+    assert sorted(path.name for path in (run.folder / "index").iterdir()) == before
+    build_index(run.folder, "links", type="ivf", recall=0.95, num_queries=100)
+    assert min(entry(run)["recall"]["measured"].values()) >= 0.95
+
+
+@pytest.mark.parametrize("type", ["flat", "ivf", "hnsw"])
+def test_an_index_of_each_shard_answers_as_one(run_of: Callable[[str], Run], type: str) -> None:
+    run = run_of("transe")
+    built = build_index(run.folder, "links", type=type, recall=TARGET, num_queries=100, per_shard=True)
+    names = [f"links-{number:05}-of-00003.faiss" for number in (1, 2, 3)]
+    assert [Path(file).name for file in built.files] == [*names, "index.json"]
+    parts = entry(run)["parts"]
+    assert [tuple(part["rows"]) for part in parts] == [(0, 1000), (1000, 2000), (2000, 3000)]
+    asked = load(run.folder)
+    answers, truth = (asked.predict_tails("e9", "r3", 10, exact=exact) for exact in (False, True))
+    if type == "flat":
+        assert answers == truth
+    assert len(set(answers.labels) & set(truth.labels)) >= 7
+    for side, recall in (entry(run)["recall"] or {"measured": {}})["measured"].items():
+        assert recall >= TARGET, side
+
+
+@pytest.mark.parametrize("type", ["ivf", "ivfsq", "ivfpq"])
+def test_too_few_rows_for_lists_are_indexed_flat_and_it_is_said(tmp_path: Path, type: str) -> None:
+    run = make_run(tmp_path, [(f"e{i}", "r", f"e{i + 1}") for i in range(49)], dim=4)
+    written = build_index(run.folder, type=type)
+    assert written.notes == [
+        f"--type {type}: 50 rows are too few for two lists of 39; built flat, which is exact"
+    ]
+    assert entry(run)["type"] == "flat"
+
+
+def test_neighbours_of_an_approximate_index_leave_the_entity_itself_out(run_of: Callable[[str], Run]) -> None:
+    run = run_of("transe")
+    build_index(run.folder, "neighbors", type="hnsw", recall=TARGET, num_queries=100)
+    asked = load(run.folder)
+    found, truth = (asked.most_similar("e4", 10, exact=exact) for exact in (False, True))
+    assert "e4" not in found.labels
+    assert len(set(found.labels) & set(truth.labels)) >= 7
+    assert found.query["recall@10"]["neighbors"] >= TARGET
+    assert all(-1 <= each.score <= 1 for each in found)
+
+
+@pytest.mark.parametrize(
+    ("recall", "queries"), [(0.0, 10), (1.5, 10), (-1.0, 10), (float("nan"), 10), (0.9, 0)]
+)
+def test_what_cannot_be_measured_is_refused(
+    run_of: Callable[[str], Run], recall: float, queries: int
+) -> None:
+    with pytest.raises(ConfigError, match=r"--recall must be above 0|--queries must be"):
+        build_index(run_of("complex").folder, recall=recall, num_queries=queries)

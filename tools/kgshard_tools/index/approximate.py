@@ -1,0 +1,175 @@
+"""Candidates from an approximate FAISS index, scored again on the rows of the table it was built from.
+
+Every query gets as many answers as there are: known answers are left out exactly, however many there are, and
+where an index comes back with too few, more of it is searched, at last every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kgshard.errors import ShardError
+from kgshard.shards import Floats, StoredTable
+from kgshard_tools.index import faiss_files
+from kgshard_tools.index.contents import Contents
+from kgshard_tools.index.kinds import KINDS, Kind
+from kgshard_tools.index.sidecar import FoundIndex
+from kgshard_tools.search import CandidateSource, Exclusions, Fetched, Ids, Scan, Scores
+
+_FEW_EXCLUDED = (0, 8, 64, 512)
+"""Queries with up to so many exclusions are searched together, for so many more answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPartFile:
+    """A file of an index, and the rows of the table in it."""
+
+    path: Path
+    rows: range
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How an index is searched."""
+
+    setting: int
+    """`nprobe` or `ef`."""
+    depth: int
+    """Candidates scored again for each answer."""
+
+
+class ApproximateIndex(CandidateSource):
+    """Candidates from all parts of an index."""
+
+    is_exact = False
+
+    def __init__(
+        self,
+        files: Sequence[IndexPartFile],
+        contents: Contents,
+        kind: Kind,
+        table: StoredTable,
+        search: Search,
+        *,
+        longest: float,
+        recall: dict[str, float] | None = None,
+        labels: Sequence[str] = (),
+    ) -> None:
+        """Open the files of an index of `table`.
+
+        Raises:
+            ShardError: FAISS cannot read one, or they are of another size than the table.
+        """
+        super().__init__(table, contents.metric, contents.lift, labels=labels)
+        self.kind, self.search = kind, search
+        self._longest, self._recall = longest, recall
+        self._scan = Scan(table, contents.metric, contents.lift, labels=labels)
+        self._padding = faiss_files.padded_width(kind, self.width) - self.width
+        self._padding += kind.lengthens(contents.metric)
+        self._parts = [(file.rows.start, faiss_files.open_index(file.path, kind)) for file in files]
+        for file, (_, index) in zip(files, self._parts, strict=True):
+            found, expected = faiss_files.size_of(index), (len(file.rows), self.width + self._padding)
+            if found != expected:
+                raise ShardError(
+                    f"{file.path}: {found} vectors and floats, expected {expected}", file=str(file.path)
+                )
+        if sum(len(file.rows) for file in files) != table.num_rows:
+            raise ShardError(
+                f"{files[0].path}: the index does not hold {table.num_rows} rows", file=str(files[0].path)
+            )
+
+    def described(self) -> dict[str, object]:
+        found: dict[str, object] = {"index": self.kind.name, self.kind.parameter: self.search.setting}
+        return found | ({"recall@10": self._recall} if self._recall else {})
+
+    def first_count(self, k: int) -> int:
+        return k * self.search.depth
+
+    def fetch(self, queries: Scores, count: int, excluded: Exclusions) -> Fetched:
+        narrow, setting = self._narrow(queries), self.search.setting
+        ids, values = self._find(narrow, count, excluded, setting)
+        most = max(self.kind.settings(self.num_lists, len(self)))
+        short = np.flatnonzero((ids < 0).any(axis=1))
+        while len(short) and setting < most:
+            setting = min(4 * setting, most)
+            ids[short], values[short] = self._find(narrow[short], count, excluded.take(short), setting)
+            short = short[(ids[short] < 0).any(axis=1)]
+        if len(short):  # Nodes of a graph that no other links to.
+            found = self._scan.fetch(queries[short], count, excluded.take(short))
+            ids[short], values[short] = found.ids, found.values
+        return Fetched(ids, values, np.full(len(queries), np.inf), self._longest)
+
+    @property
+    def num_lists(self) -> int:
+        """Lists of the largest part; 0 where there are none."""
+        return max(faiss_files.lists_of(index) for _, index in self._parts)
+
+    def _narrow(self, queries: Scores) -> Floats:
+        """Return queries as FAISS takes them; the columns that candidates have more are 0."""
+        with np.errstate(over="ignore"):  # `search` sees to that.
+            narrow = queries[:, : self.width].astype(np.float32)
+        return np.ascontiguousarray(np.pad(narrow, ((0, 0), (0, self._padding)))) if self._padding else narrow
+
+    def _find(self, narrow: Floats, count: int, excluded: Exclusions, setting: int) -> tuple[Ids, Floats]:
+        """Return rows int64[B, count] that are not excluded, and their values; -1 where there are fewer."""
+        if not excluded:
+            return self._find_any(narrow, count, setting)
+        ids, values = np.empty((len(narrow), count), np.int64), np.empty((len(narrow), count), np.float32)
+        counts, before = excluded.counts, -1
+        for limit in _FEW_EXCLUDED:
+            some = np.flatnonzero((counts > before) & (counts <= limit))
+            before = limit
+            if len(some):
+                more = count + int(counts[some].max())
+                all_ids, all_values = self._find_any(narrow[some], more, setting)
+                ids[some], values[some] = _first(all_ids, all_values, excluded.take(some), count)
+        for query in np.flatnonzero(counts > before).tolist():
+            one = slice(query, query + 1)
+            ids[one], values[one] = self._find_any(narrow[one], count, setting, excluded.of(query))
+        return ids, values
+
+    def _find_any(
+        self, narrow: Floats, count: int, setting: int, not_these: Ids | None = None
+    ) -> tuple[Ids, Floats]:
+        """Search every part; return rows int64[B, count] and values, best first."""
+        found = []
+        for start, index in self._parts:
+            own = None if not_these is None else not_these - start
+            values, ids = faiss_files.find(index, self.kind, narrow, count, setting, own)
+            found.append((np.where(ids < 0, -1, ids + start), np.where(ids < 0, np.float32(-np.inf), values)))
+        if len(found) == 1:
+            return found[0]
+        ids, values = (np.concatenate(parts, axis=1) for parts in zip(*found, strict=True))
+        order = np.argsort(-values, axis=1, kind="stable")[:, :count]
+        return np.take_along_axis(ids, order, axis=1), np.take_along_axis(values, order, axis=1)
+
+
+def _first(ids: Ids, values: Floats, excluded: Exclusions, count: int) -> tuple[Ids, Floats]:
+    """Return the first `count` of rows, best first, that are not excluded; -1 where there are fewer."""
+    is_out = excluded.hold(ids) | (ids < 0)
+    order = np.argsort(is_out, axis=1, kind="stable")[:, :count]
+    out = np.take_along_axis(is_out, order, axis=1)
+    kept = np.where(out, np.float32(-np.inf), np.take_along_axis(values, order, axis=1))
+    return np.where(out, -1, np.take_along_axis(ids, order, axis=1)), kept
+
+
+def open_approximate(
+    found: FoundIndex, table: StoredTable, *, labels: Sequence[str] = ()
+) -> ApproximateIndex:
+    """Open an index of `table` as its sidecar says it is searched.
+
+    Raises:
+        ShardError: FAISS cannot read a file of it, or it is of another size than the table.
+    """
+    info = found.info
+    kind = KINDS[info.type]
+    files = [IndexPartFile(found.folder / part.file, range(*part.rows)) for part in info.parts]
+    search = Search(info.search[kind.parameter], info.search["depth"])
+    measured = info.recall.measured if info.recall else None
+    return ApproximateIndex(
+        files, found.contents, kind, table, search, longest=info.longest, recall=measured, labels=labels
+    )
