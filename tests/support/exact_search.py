@@ -13,22 +13,25 @@ import numpy.typing as npt
 import pytest
 from graphs import stored_table
 from kgshard_tools.index import Contents, FoundIndex
-from kgshard_tools.index.faiss_files import new_index, write_index
+from kgshard_tools.index.faiss_files import add, new_index, write_index
 from kgshard_tools.index.flat import FlatIndex
-from kgshard_tools.index.kinds import KINDS
+from kgshard_tools.index.kinds import KINDS, Search
+from kgshard_tools.index.norm import NormIndex
+from kgshard_tools.index.tuned import IndexPartFile
 from kgshard_tools.lifts import AS_STORED, Lift
 from kgshard_tools.search import CandidateSource, Exclusions, Ids, Scan, Scores, search
 
 from kgshard.models.metric import METRICS, Metric
 from kgshard.records import IndexInfo, IndexPart
 
-Kind = Literal["scan", "index"]
+Kind = Literal["scan", "index", "norm"]
 Rows = npt.NDArray[np.float32]
 Wide = npt.NDArray[np.float64]
-FLAT = KINDS["flat"]
+FLAT, NORM = KINDS["flat"], KINDS["norm"]
 CASES: list[tuple[Metric, Kind]] = [
     *((metric, "scan") for metric in METRICS.values()),
     *((metric, "index") for metric in METRICS.values() if FLAT.searched_by(metric)),
+    *((metric, "norm") for metric in METRICS.values() if NORM.searched_by(metric)),
 ]
 every_source = pytest.mark.parametrize(
     ("metric", "kind"), CASES, ids=[f"{metric.name}-{kind}" for metric, kind in CASES]
@@ -43,12 +46,20 @@ def open_source(
     if kind == "scan":
         return Scan(table, metric, lift)
     vectors = lift(table.read(range(table.num_rows)).astype(np.float64))
-    searched_by = FLAT.searched_by(metric)
+    built = NORM if kind == "norm" else FLAT
+    searched_by = built.searched_by(metric)
     assert searched_by is not None
-    index = new_index(FLAT, searched_by, vectors.shape[1])
-    index.add(vectors.astype(np.float32))
+    index = new_index(built, searched_by, vectors.shape[1])
+    order = np.argsort(-np.linalg.norm(vectors, axis=1), kind="stable")
+    ids = order if kind == "norm" else np.arange(table.num_rows)
+    add(index, vectors[ids].astype(np.float32), ids if kind == "norm" else None)
     path = table.pieces[0].path.with_suffix(".faiss")
     write_index(index, path)
+    longest = math.sqrt(float((vectors * vectors).sum(1).max()))
+    contents = Contents("links", metric, lift)
+    if kind == "norm":
+        file, search = IndexPartFile(path, range(table.num_rows)), Search(table.num_rows, 1)
+        return NormIndex([file], contents, NORM, table, search, longest=longest)
     info = IndexInfo(
         type="flat",
         exact=True,
@@ -56,14 +67,14 @@ def open_source(
         transform="none",
         rows=table.num_rows,
         dim=vectors.shape[1],
-        longest=math.sqrt(float((vectors * vectors).sum(1).max())),
+        longest=longest,
         model="complex",
         run_id="",
         step=1,
         vocabulary_sha256="",
         parts=[IndexPart(path.name, (0, table.num_rows), path.stat().st_size, "")],
     )
-    return FlatIndex(FoundIndex(path.parent, Contents("links", metric, lift), info), table)
+    return FlatIndex(FoundIndex(path.parent, contents, info), table)
 
 
 def search_one(source: CandidateSource, query: Wide, k: int, excluded: npt.ArrayLike) -> tuple[Ids, Scores]:

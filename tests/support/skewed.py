@@ -9,7 +9,7 @@ Rows = npt.NDArray[np.float32]
 
 
 def skewed_rows(num_rows: int, dim: int, *, seed: int = 0, clusters: int = 20) -> Rows:
-    """Return float32[num_rows, dim]: directions around some centres, norms lognormal: a few are six times the median."""
+    """Return float32[num_rows, dim]: directions around centres, norms up to some six times the median."""
     draw = np.random.default_rng(seed)
     centres = draw.standard_normal((clusters, dim))
     rows = centres[draw.integers(0, clusters, num_rows)] + 0.7 * draw.standard_normal((num_rows, dim))

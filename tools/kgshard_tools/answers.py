@@ -23,7 +23,7 @@ from kgshard_tools.lifts import unit_rows
 from kgshard_tools.links import LinkSearch, Sources
 from kgshard_tools.questions import Question, Wanted
 from kgshard_tools.results import Answer, Answers, Evaluation
-from kgshard_tools.search import CandidateSource, Exclusions, Ids, Scan, Scores, search
+from kgshard_tools.search import CandidateSource, Exclusions, Found, Ids, Scan, Scores, search
 from kgshard_tools.stored import open_stored
 
 Similarity = Literal["cosine", "dot", "l2", "l1"]
@@ -123,10 +123,15 @@ class TrainedModel:
         source = self._similarity_source(metric, exact=exact)
         found = search(source, queries, k, itself)
         scores = np.clip(found.scores, -1.0, 1.0) if metric == "cosine" else found.scores
-        how = _how(source)
         return [
             self._answers(
-                {"entity": self.entities[entity], "id": entity, "metric": metric, "k": k, **how},
+                {
+                    "entity": self.entities[entity],
+                    "id": entity,
+                    "metric": metric,
+                    "k": k,
+                    **_how(source, found, number),
+                },
                 found.ids[number, : found.counts[number]],
                 scores[number, : found.counts[number]],
             )
@@ -189,6 +194,8 @@ class TrainedModel:
         """
         wanted = replace(wanted, k=_checked(wanted.k))
         asked = [question.asked for question in questions]
+        for part in set(asked):
+            wanted.check(part)
         answers: dict[int, Answers] = {}
         for side in SIDES:
             places = [place for place, part in enumerate(asked) if part == side]
@@ -226,8 +233,8 @@ class TrainedModel:
         given: Side = "head" if side == "tail" else "tail"
         anchors = self.entities.ids_of(getattr(question, given) for question in questions)
         relations = self.relations.ids_of(str(question.relation) for question in questions)
-        if wanted.candidates == "seen" and len(questions) > 1:  # Each relation has candidates of its own.
-            return [self._predict(side, [question], wanted)[0] for question in questions]
+        if wanted.only_seen and (relations != relations[0]).any():
+            return self._predict_by_relation(side, questions, relations, wanted)
         known = self._known.answers(side, anchors, relations)
         everywhere = known.everywhere()
         found = self.links.best(
@@ -241,11 +248,7 @@ class TrainedModel:
         )
         splits = known.splits_of(found.ids)
         by = "inverse relation" if side == "head" and self.link_model.reciprocal else "relation"
-        how = (
-            _how(self.links.source(side, exact=wanted.exact))
-            if wanted.candidates is None
-            else {"exact": True}
-        )
+        source = self.links.source(side, exact=wanted.exact)
         return [
             self._answers(
                 {
@@ -256,7 +259,7 @@ class TrainedModel:
                     "known": "shown" if wanted.known else "left out",
                     "num_known": num_known,
                     "by": by,
-                    **how,
+                    **_how(source, found, number),
                 },
                 *found.of(number),
                 [SPLITS[split] if split != NEW else None for split in splits[number].tolist()],
@@ -267,12 +270,25 @@ class TrainedModel:
             )
         ]
 
+    def _predict_by_relation(
+        self, side: Side, questions: Sequence[Question], relations: Ids, wanted: Wanted
+    ) -> list[Answers]:
+        """Answer questions relation by relation, for each has candidates of its own."""
+        answers: dict[int, Answers] = {}
+        for relation in np.unique(relations):
+            places = np.flatnonzero(relations == relation).tolist()
+            found = self._predict(side, [questions[place] for place in places], wanted)
+            answers |= zip(places, found, strict=True)
+        return [answers[place] for place in range(len(questions))]
+
     def _candidates(self, side: Side, relation: int, wanted: Wanted) -> Ids | None:
         """Return the only rows that may answer, ascending, or None where all may."""
         if wanted.candidates is None:
             return None
-        if wanted.candidates == "seen":
+        if wanted.only_seen:
             return self._known.seen(side, relation)
+        if isinstance(wanted.candidates, np.ndarray):
+            return np.unique(wanted.candidates)
         return np.unique(self.entities.ids_of(wanted.candidates))
 
     def _predict_relation(self, question: Question, wanted: Wanted) -> Answers:
@@ -332,9 +348,9 @@ class TrainedModel:
         return self._scans[metric]
 
 
-def _how(source: CandidateSource) -> dict[str, Any]:
+def _how(source: CandidateSource, found: Found, number: int) -> dict[str, Any]:
     """Return what a question's description says of how its answers were found."""
-    return {"exact": True} if source.is_exact else {"exact": False, **source.described()}
+    return {"exact": True} if found.exact[number] else {"exact": False, **source.described()}
 
 
 def _checked(k: SupportsIndex) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -158,7 +158,9 @@ class IndexHeader:
     dim: int
     rows: int
     offset: int | None
-    """Where the vectors begin, float32 [rows, dim], of a flat index."""
+    """Where the vectors begin, float32 [rows, dim], of a flat index, also of one with ids."""
+    ids: int | None = None
+    """Where int64 [rows] begin that say which row each vector is, of a flat index with ids."""
 
 
 def read_index_header(path: Path) -> IndexHeader:
@@ -167,15 +169,30 @@ def read_index_header(path: Path) -> IndexHeader:
     Raises:
         ShardError: It is none, or of a type not known here.
     """
-    start = _start(path, _FAISS_HEADER.size)
+    start = _start(path, 2 * _FAISS_HEADER.size + 8)
+    kind, dim, rows, metric, after = _read_index_start(path, start)
+    found = IndexHeader(kind, _FAISS_METRICS.get(metric, f"metric {metric}"), dim, rows, None)
+    if kind == "flat":
+        offset = after + 8  # the number of floats
+        check_length(path, offset + 4 * dim * rows)
+        return replace(found, offset=offset)
+    if kind == "with ids" and _FAISS_TYPES.get(start[after : after + 4].decode("latin-1")) == "flat":
+        _, inner_dim, inner_rows, _, inner_after = _read_index_start(path, start[after:])
+        offset = after + inner_after + 8
+        ids = offset + 4 * dim * rows + 8  # the number of ids
+        check_length(path, ids + 8 * rows)
+        if (inner_dim, inner_rows) != (dim, rows):
+            raise ShardError(f"{path}: not a FAISS index: it holds another of another size", file=str(path))
+        return replace(found, type="flat, with ids", offset=offset, ids=ids)
+    return found
+
+
+def _read_index_start(path: Path, start: bytes) -> tuple[str, int, int, int, int]:
+    """Return the type, floats, vectors and metric that an index begins with, and the bytes that took."""
     mark = start[:4].decode("latin-1")
     if len(start) < _FAISS_HEADER.size or mark not in _FAISS_TYPES:
         raise ShardError(f"{path}: not a FAISS index of a type known here", file=str(path))
-    _, dim, rows, _, _, trained, metric = _FAISS_HEADER.unpack(start)
+    _, dim, rows, _, _, trained, metric = _FAISS_HEADER.unpack(start[: _FAISS_HEADER.size])
     if dim < 1 or rows < 0 or trained > 1 or not 0 <= metric < 100:
         raise ShardError(f"{path}: not a FAISS index: {rows} vectors of {dim} floats", file=str(path))
-    kind, offset = _FAISS_TYPES[mark], None
-    if kind == "flat":
-        offset = _FAISS_HEADER.size + 4 * (metric > 1) + 8  # a metric's argument; the number of floats
-        check_length(path, offset + 4 * dim * rows)
-    return IndexHeader(kind, _FAISS_METRICS.get(metric, f"metric {metric}"), dim, rows, offset)
+    return _FAISS_TYPES[mark], dim, rows, metric, _FAISS_HEADER.size + 4 * (metric > 1)

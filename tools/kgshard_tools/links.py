@@ -8,6 +8,7 @@ Shape letters: B questions, Q floats for a query.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -94,7 +95,7 @@ class LinkSearch:
             )
             raise NonFiniteError(f"the query of {anchor!r} and {relation!r} is not finite")
         found = search(source, queries, k, excluded)
-        return Found(found.ids, found.scores + self._model.offset, found.counts)
+        return replace(found, scores=found.scores + self._model.offset)
 
     def queries(self, side: Side, anchors: Ids, relations: Ids) -> Scores:
         """Return float64[B, Q], which may hold what is not finite."""

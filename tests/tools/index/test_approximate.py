@@ -14,10 +14,12 @@ from graphs import Triple, make_run
 from kgshard_tools.answers import TrainedModel, load
 from kgshard_tools.index.build import build_index
 from kgshard_tools.index.kinds import KINDS
+from kgshard_tools.questions import Question, Wanted
 from kgshard_tools.search import Exclusions, search
 from skewed import skewed_rows
 
 from kgshard.errors import ConfigError
+from kgshard.models import SCORING
 from kgshard.models.link import SIDES
 from kgshard.runs import Run
 
@@ -25,6 +27,10 @@ NUM_ENTITIES, DIM = 3000, 16
 APPROXIMATE = [name for name, kind in KINDS.items() if not kind.is_exact and not kind.is_raw]
 MODELS = ["complex", "transe", "transe-l1", "rotate-moduli", "transh", "mure"]
 TARGET = 0.9
+
+
+def suits(model: str, type: str) -> bool:
+    return bool(KINDS[type].searched_by(SCORING[model].metric))
 
 
 def links() -> list[Triple]:
@@ -60,8 +66,10 @@ def some_questions(model: TrainedModel, count: int = 200) -> tuple[npt.NDArray[n
     return draw.integers(0, len(model), count), draw.integers(0, 4, count)
 
 
-@pytest.mark.parametrize("type", APPROXIMATE)
-@pytest.mark.parametrize("model", ["complex", "transe"])
+@pytest.mark.parametrize(
+    ("model", "type"),
+    [(model, type) for model in ("complex", "transe") for type in APPROXIMATE if suits(model, type)],
+)
 def test_the_recall_that_is_told_is_that_of_other_questions_too(
     run_of: Callable[[str], Run], model: str, type: str
 ) -> None:
@@ -134,6 +142,46 @@ def test_k_beyond_what_a_list_holds_returns_k(run_of: Callable[[str], Run]) -> N
     assert sorted(each.id for each in everything) == list(range(NUM_ENTITIES))
 
 
+@pytest.mark.parametrize("corruption", ["reciprocal", "both-sides"])
+@pytest.mark.parametrize("model", ["complex", "mure", "cp"])
+def test_an_index_by_norm_gives_every_answer_of_a_scan(tmp_path: Path, model: str, corruption: str) -> None:
+    """Exactly, however early it stops; known answers are left out, and so is what a list of candidates lacks."""
+    rows = skewed_rows(NUM_ENTITIES, DIM)
+    run = make_run(tmp_path, links(), entities=rows, dim=DIM, model=model, corruption=corruption)
+    questions = [Question(head=f"e{i}", relation=f"r{i % 4}") for i in range(40)]
+    questions += [Question(relation=f"r{i % 4}", tail=f"e{i}") for i in range(40)]
+    few = Wanted(7, candidates=[f"e{i}" for i in range(0, 3000, 17)])
+    truth = [load(run.folder).predict(questions, wanted) for wanted in (Wanted(25), few)]
+    build_index(run.folder, "links", type="norm")
+    asked = load(run.folder)
+    assert {type(asked.links.source(side)).__name__ for side in SIDES} == {"NormIndex"}
+    assert [asked.predict(questions, wanted) for wanted in (Wanted(25), few)] == truth
+
+
+def test_the_longest_rows_tell_which_answers_are_certain(run_of: Callable[[str], Run]) -> None:
+    """Where the bound says that no other row can be better, an approximate index answers exactly too."""
+    run = run_of("complex")
+    build_index(run.folder, "links", type="norm-top", recall=0.5, num_queries=100)
+    asked = load(run.folder)
+    anchors, relations = some_questions(asked)
+    found = asked.links.best("tail", anchors, relations, 10)
+    truth = asked.links.best("tail", anchors, relations, 10, exact=True)
+    assert truth.exact.all()
+    assert 0 < found.exact.sum() < len(anchors)
+    np.testing.assert_array_equal(found.ids[found.exact], truth.ids[found.exact])
+    certain = int(np.argmax(found.exact))
+    head, relation = asked.entities[int(anchors[certain])], asked.relations[int(relations[certain])]
+    answers = asked.predict_tails(head, relation, 10, known=True)
+    assert answers.query["exact"] is True
+
+
+def test_an_index_by_norm_is_refused_where_norms_say_nothing(run_of: Callable[[str], Run]) -> None:
+    with pytest.raises(ConfigError, match="norm is for inner products, not for metric 'l2'"):
+        build_index(run_of("transe").folder, "links", type="norm")
+    with pytest.raises(ConfigError, match="--per-shard: norm puts the rows of the whole table in order"):
+        build_index(run_of("complex").folder, "links", type="norm", per_shard=True)
+
+
 def test_looking_through_every_list_is_exact(run_of: Callable[[str], Run]) -> None:
     run = run_of("complex")
     build_index(run.folder, "links", type="ivf", recall=1.0, num_queries=50)
@@ -151,7 +199,7 @@ def test_looking_through_every_list_is_exact(run_of: Callable[[str], Run]) -> No
 
 
 def test_a_graph_on_raw_inner_products_is_caught_where_it_collapses(tmp_path: Path) -> None:
-    """Long vectors are everybody's neighbours, so nobody links to the others; questions are about those."""
+    """Long vectors are everybody's neighbours: nobody links to the others, which are asked for."""
     draw = np.random.default_rng(0)
     rows = draw.standard_normal((NUM_ENTITIES, DIM)) / 4
     rows[:, -1], rows[:100, :-1], rows[:100, -1] = 0.5, 0.0, 40.0

@@ -13,16 +13,22 @@
 
 An index answers only for the checkpoint and vocabulary it was built from; others refuse it.
 
-contents     what an index holds        kinds        flat, ivf, hnsw, ... and what can be turned on each
+contents     what an index holds        kinds        flat, norm, ivf, hnsw, ... and what can be turned on each
 sidecar      index.json                 faiss_files  the one module that imports faiss
 build        from shards to files       tuning       recall, measured, and the search that reaches it
-flat         exact, mapped              approximate  candidates from all others
+flat, norm   exact, mapped              approximate  candidates from all others
+tuned        what they have in common
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from kgshard.shards import StoredTable
 from kgshard_tools.index.contents import Contents, contents_of, link_contents, neighbor_contents
+from kgshard_tools.index.kinds import KINDS, Kind, Search
 from kgshard_tools.index.sidecar import SIDECAR, FoundIndex, find_index
+from kgshard_tools.index.tuned import IndexPartFile, TunedIndex
 from kgshard_tools.search import CandidateSource, Scan
 from kgshard_tools.stored import Stored
 
@@ -35,6 +41,7 @@ __all__ = [
     "link_contents",
     "neighbor_contents",
     "open_source",
+    "tuned_class",
 ]
 
 
@@ -44,10 +51,30 @@ def open_source(stored: Stored, contents: Contents) -> CandidateSource:
     found = find_index(stored, contents)
     if found is None:
         return Scan(table, contents.metric, contents.lift, labels=labels)
-    if found.info.exact:
+    if found.info.type == "flat":
         from kgshard_tools.index.flat import FlatIndex
 
         return FlatIndex(found, table, labels=labels)
-    from kgshard_tools.index.approximate import open_approximate  # faiss: only where it is needed
+    return _open_tuned(found, table, labels)
 
-    return open_approximate(found, table, labels=labels)
+
+def _open_tuned(found: FoundIndex, table: StoredTable, labels: Sequence[str]) -> CandidateSource:
+    """Open an index as its sidecar says it is searched."""
+    info, kind = found.info, KINDS[found.info.type]
+    files = [IndexPartFile(found.folder / part.file, range(*part.rows)) for part in info.parts]
+    search = Search(info.search.get(kind.parameter, table.num_rows), info.search.get("depth", 1))
+    measured = info.recall.measured if info.recall else None
+    return tuned_class(kind)(
+        files, found.contents, kind, table, search, longest=info.longest, recall=measured, labels=labels
+    )
+
+
+def tuned_class(kind: Kind) -> type[TunedIndex]:
+    """Return what opens an index of some kind; faiss is imported only where it is needed."""
+    if kind.is_by_norm:
+        from kgshard_tools.index.norm import NormIndex
+
+        return NormIndex
+    from kgshard_tools.index.approximate import ApproximateIndex
+
+    return ApproximateIndex

@@ -7,8 +7,6 @@ where an index comes back with too few, more of it is searched, at last every ro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -16,36 +14,16 @@ from kgshard.errors import ShardError
 from kgshard.shards import Floats, StoredTable
 from kgshard_tools.index import faiss_files
 from kgshard_tools.index.contents import Contents
-from kgshard_tools.index.kinds import KINDS, Kind
-from kgshard_tools.index.sidecar import FoundIndex
-from kgshard_tools.search import CandidateSource, Exclusions, Fetched, Ids, Scan, Scores
+from kgshard_tools.index.kinds import Kind, Search
+from kgshard_tools.index.tuned import IndexPartFile, TunedIndex
+from kgshard_tools.search import Exclusions, Fetched, Ids, Scan, Scores
 
 _FEW_EXCLUDED = (0, 8, 64, 512)
 """Queries with up to so many exclusions are searched together, for so many more answers."""
 
 
-@dataclass(frozen=True, slots=True)
-class IndexPartFile:
-    """A file of an index, and the rows of the table in it."""
-
-    path: Path
-    rows: range
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """How an index is searched."""
-
-    setting: int
-    """`nprobe` or `ef`."""
-    depth: int
-    """Candidates scored again for each answer."""
-
-
-class ApproximateIndex(CandidateSource):
-    """Candidates from all parts of an index."""
-
-    is_exact = False
+class ApproximateIndex(TunedIndex):
+    """Candidates from all parts of an index that FAISS searches."""
 
     def __init__(
         self,
@@ -59,18 +37,12 @@ class ApproximateIndex(CandidateSource):
         recall: dict[str, float] | None = None,
         labels: Sequence[str] = (),
     ) -> None:
-        """Open the files of an index of `table`.
-
-        Raises:
-            ShardError: FAISS cannot read one, or they are of another size than the table.
-        """
-        super().__init__(table, contents.metric, contents.lift, labels=labels)
-        self.kind, self.search = kind, search
-        self._longest, self._recall = longest, recall
+        super().__init__(files, contents, kind, table, search, longest=longest, recall=recall, labels=labels)
         self._scan = Scan(table, contents.metric, contents.lift, labels=labels)
         self._padding = faiss_files.padded_width(kind, self.width) - self.width
         self._padding += kind.lengthens(contents.metric)
         self._parts = [(file.rows.start, faiss_files.open_index(file.path, kind)) for file in files]
+        self.num_lists = max(faiss_files.lists_of(index) for _, index in self._parts)
         for file, (_, index) in zip(files, self._parts, strict=True):
             found, expected = faiss_files.size_of(index), (len(file.rows), self.width + self._padding)
             if found != expected:
@@ -81,13 +53,6 @@ class ApproximateIndex(CandidateSource):
             raise ShardError(
                 f"{files[0].path}: the index does not hold {table.num_rows} rows", file=str(files[0].path)
             )
-
-    def described(self) -> dict[str, object]:
-        found: dict[str, object] = {"index": self.kind.name, self.kind.parameter: self.search.setting}
-        return found | ({"recall@10": self._recall} if self._recall else {})
-
-    def first_count(self, k: int) -> int:
-        return k * self.search.depth
 
     def fetch(self, queries: Scores, count: int, excluded: Exclusions) -> Fetched:
         narrow, setting = self._narrow(queries), self.search.setting
@@ -102,11 +67,6 @@ class ApproximateIndex(CandidateSource):
             found = self._scan.fetch(queries[short], count, excluded.take(short))
             ids[short], values[short] = found.ids, found.values
         return Fetched(ids, values, np.full(len(queries), np.inf), self._longest)
-
-    @property
-    def num_lists(self) -> int:
-        """Lists of the largest part; 0 where there are none."""
-        return max(faiss_files.lists_of(index) for _, index in self._parts)
 
     def _narrow(self, queries: Scores) -> Floats:
         """Return queries as FAISS takes them; the columns that candidates have more are 0."""
@@ -155,21 +115,3 @@ def _first(ids: Ids, values: Floats, excluded: Exclusions, count: int) -> tuple[
     out = np.take_along_axis(is_out, order, axis=1)
     kept = np.where(out, np.float32(-np.inf), np.take_along_axis(values, order, axis=1))
     return np.where(out, -1, np.take_along_axis(ids, order, axis=1)), kept
-
-
-def open_approximate(
-    found: FoundIndex, table: StoredTable, *, labels: Sequence[str] = ()
-) -> ApproximateIndex:
-    """Open an index of `table` as its sidecar says it is searched.
-
-    Raises:
-        ShardError: FAISS cannot read a file of it, or it is of another size than the table.
-    """
-    info = found.info
-    kind = KINDS[info.type]
-    files = [IndexPartFile(found.folder / part.file, range(*part.rows)) for part in info.parts]
-    search = Search(info.search[kind.parameter], info.search["depth"])
-    measured = info.recall.measured if info.recall else None
-    return ApproximateIndex(
-        files, found.contents, kind, table, search, longest=info.longest, recall=measured, labels=labels
-    )

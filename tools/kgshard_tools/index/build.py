@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from kgshard.files import AnyPath, replacing, write_json
 from kgshard.records import IndexFile, IndexInfo, IndexPart, RecallInfo, describe_file
 from kgshard.runs import open_run
 from kgshard.shards import Floats, first_non_finite
+from kgshard_tools.index import tuned_class
 from kgshard_tools.index.contents import PURPOSES, Contents, contents_of, identity
-from kgshard_tools.index.kinds import Kind, find_kind, num_lists
+from kgshard_tools.index.kinds import KINDS, ROWS_FOR_A_LIST, Kind, Search, find_kind, is_too_small, num_lists
 from kgshard_tools.index.sidecar import FOLDER, SIDECAR, read_sidecar
-from kgshard_tools.lifts import Lift, squares
+from kgshard_tools.index.tuned import IndexPartFile
+from kgshard_tools.lifts import UNIT_LENGTH, squares
+from kgshard_tools.search import Ids
 from kgshard_tools.stored import Stored
 from kgshard_tools.written import Written
 
@@ -27,6 +31,9 @@ _ROWS_TO_TRAIN_ON = 64
 """For each list; beyond that centroids hardly become better."""
 _LEAST_TO_TRAIN_ON = 1024
 """Lists' worth of rows: scalar and product quantisers must see enough of them too."""
+_GATHERED_ROWS = 16384
+_SMALL_SHARE = 1 / 16
+"""Of all rows: where so few of the longest hold the answers, looking at just these is fastest."""
 
 
 def build_index(
@@ -45,7 +52,7 @@ def build_index(
         run: A run.
         purpose: "links", "neighbors" or "both".
         type: A name of `kgshard_tools.index.kinds.KINDS`; "auto" chooses flat, which is exact, for tables
-            that are scanned in milliseconds, else ivf.
+            that are scanned in milliseconds; else norm-top where few long rows hold the answers, or ivf.
         recall: The recall at 10 that an approximate index must reach, in (0, 1].
         per_shard: Build one file for each shard; they are searched together.
         num_queries: Queries for each side that choose how to search, and as many that measure the recall.
@@ -65,35 +72,82 @@ def build_index(
         raise ConfigError(f"--queries must be >= 1, got {num_queries}")
     opened = open_run(run)
     stored = Stored(opened, opened.checkpoint)
-    kind, note = find_kind(type, num_rows=stored.model.num_entities)
-    wanted, notes = _wanted(stored, purpose, kind)
+    settings = _Settings(type, recall, num_queries, seed, per_shard=per_shard)
+    wanted, notes = _wanted(stored, purpose, settings)
     folder = opened.folder / FOLDER
     folder.mkdir(exist_ok=True)
-    builder = _Builder(stored, kind, folder, recall, num_queries, seed, per_shard=per_shard)
     before = _before(folder)
-    indexes = before.indexes | {each.name: builder.build(each) for each in wanted}
-    write_json(folder / SIDECAR, IndexFile(indexes=indexes, labels=before.labels))
-    built = [indexes[each.name] for each in wanted]
-    files = [str(folder / part.file) for info in built for part in info.parts]
-    notes = [*([note] if note else []), *notes]
-    for contents, info in zip(wanted, built, strict=True):
-        notes += _measured(contents.name, info)
-    size, seconds = sum(info.bytes for info in built), time.monotonic() - began
+    built = {
+        contents.name: _Builder(stored, contents, kind, folder, settings).build() for contents, kind in wanted
+    }
+    write_json(folder / SIDECAR, IndexFile(indexes=before.indexes | built, labels=before.labels))
+    _remove_unused(folder, before, built)
+    for name, info in built.items():
+        notes += _measured(name, info)
+    files = [str(folder / part.file) for info in built.values() for part in info.parts]
+    size, seconds = sum(info.bytes for info in built.values()), time.monotonic() - began
     return Written([*files, str(folder / SIDECAR)], stored.model.num_entities, size, seconds, notes)
 
 
-def _wanted(stored: Stored, purpose: str, kind: Kind) -> tuple[list[Contents], list[str]]:
-    """Return the indexes to build, and what to say of those that cannot be."""
-    purposes = PURPOSES if purpose == "both" else [each for each in PURPOSES if each == purpose]
-    metric = stored.model.metric
-    if "links" not in purposes or kind.searched_by(metric):
-        return [contents for each in purposes for contents in contents_of(stored, each)], []
-    words = f"FAISS has no metric {metric.name!r}, which {stored.model.name} is compared by"
-    if purpose == "links":
-        raise ConfigError(f"--for links: {words}; predict scans the shards, exactly, without an index")
-    return contents_of(stored, "neighbors"), [
-        f"no index for links: {words}; predict scans the shards, exactly"
-    ]
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What the caller of `build_index` wants."""
+
+    type: str
+    recall: float
+    num_queries: int
+    seed: int
+    per_shard: bool
+
+
+def _wanted(
+    stored: Stored, purpose: str, settings: _Settings
+) -> tuple[list[tuple[Contents, Kind]], list[str]]:
+    """Return the indexes to build, each with its kind, and what to say of those that cannot be."""
+    num_rows, type = stored.model.num_entities, settings.type
+    wanted, notes = [], []
+    for each in PURPOSES if purpose == "both" else [each for each in PURPOSES if each == purpose]:
+        for contents in contents_of(stored, each):
+            kind = find_kind(type, num_rows=num_rows) or _fitting(stored, contents, settings)
+            if kind.searched_by(contents.metric):
+                wanted.append((contents, kind))
+            if settings.per_shard and kind.is_by_norm:
+                raise ConfigError(f"--per-shard: {kind.name} puts the rows of the whole table in order")
+    if is_too_small(type, num_rows):
+        few = f"--type {type}: {num_rows} rows are too few for two lists of {ROWS_FOR_A_LIST}"
+        notes.append(f"{few}; built flat, which is exact")
+    if purpose != "neighbors" and not any(contents.sides for contents, _ in wanted):
+        words = f"{_cannot(type)} {stored.model.metric.name!r}, which {stored.model.name} is compared by"
+        if purpose == "links":
+            raise ConfigError(f"--for links: {words}; predict scans the shards, exactly, without an index")
+        notes.append(f"no index for links: {words}; predict scans the shards, exactly")
+    return wanted, notes
+
+
+def _fitting(stored: Stored, contents: Contents, settings: _Settings) -> Kind:
+    """Return the kind that suits a large table: the longest rows where they are enough, else lists."""
+    if contents.metric.name != "dot" or contents.lift is UNIT_LENGTH or settings.per_shard:
+        return KINDS["ivf"]
+    from kgshard_tools.index.tuning import share_of_longest
+
+    share = share_of_longest(
+        stored, contents, target=settings.recall, num_queries=settings.num_queries, seed=settings.seed
+    )
+    return KINDS["norm-top" if share <= _SMALL_SHARE else "ivf"]
+
+
+def _cannot(type: str) -> str:
+    is_by_norm = type in KINDS and KINDS[type].is_by_norm
+    return f"{type} is for inner products, not for metric" if is_by_norm else "FAISS has no metric"
+
+
+def _remove_unused(folder: Path, before: IndexFile, built: dict[str, IndexInfo]) -> None:
+    """Remove files of indexes that were replaced by ones with other files."""
+    for name in built.keys() & before.indexes.keys():
+        kept = {part.file for part in built[name].parts}
+        for part in before.indexes[name].parts:
+            if part.file not in kept:
+                (folder / part.file).unlink(missing_ok=True)
 
 
 def _measured(name: str, info: IndexInfo) -> Iterator[str]:
@@ -120,49 +174,49 @@ def _before(folder: Path) -> IndexFile:
 
 
 class _Builder:
-    """Builds indexes of one kind; each is measured before its files come to their names."""
+    """Builds one index, and measures it before its files come to their names."""
 
     def __init__(
-        self,
-        stored: Stored,
-        kind: Kind,
-        folder: Path,
-        recall: float,
-        num_queries: int,
-        seed: int,
-        *,
-        per_shard: bool,
+        self, stored: Stored, contents: Contents, kind: Kind, folder: Path, settings: _Settings
     ) -> None:
-        self._stored, self._kind, self._folder = stored, kind, folder
-        self._recall, self._num_queries, self._seed = recall, num_queries, seed
-        table = stored.checkpoint.entities
-        self._table = table
-        every = range(table.num_rows)
-        self._ranges = [piece.rows for piece in table.pieces if len(piece.rows)] if per_shard else [every]
+        self._stored, self._contents, self._kind, self._folder = stored, contents, kind, folder
+        self._settings = settings
+        self._table = table = stored.checkpoint.entities
+        every = [range(table.num_rows)]
+        self._ranges = (
+            [piece.rows for piece in table.pieces if len(piece.rows)] if settings.per_shard else every
+        )
 
-    def build(self, contents: Contents) -> IndexInfo:
-        """Build, measure and write the index of some contents."""
+    def build(self) -> IndexInfo:
+        """Build, measure and write the index."""
+        from kgshard_tools.index import faiss_files
+
         kind, ranges = self._kind, self._ranges
         lists = num_lists(min(map(len, ranges))) if kind.parameter == "nprobe" else 0
-        longest = self._longest(contents) if kind.lengthens(contents.metric) else 0.0
-        empty, built_with = self._trained(contents, lists, longest)
+        needs_longest = kind.lengthens(self._contents.metric) or kind.is_by_norm
+        lengths = self._lengths() if needs_longest else np.empty(0)
+        longest = float(lengths.max(initial=0.0))
+        empty, built_with = self._trained(lists, longest)
         with ExitStack() as stack:
             files = []
             for number, rows in enumerate(ranges, start=1):
                 of_all = f"-{number:05}-of-{len(ranges):05}" if len(ranges) > 1 else ""
-                path = self._folder / f"{contents.name}{of_all}.faiss"
+                path = self._folder / f"{self._contents.name}{of_all}.faiss"
                 temporary = stack.enter_context(replacing(path))
                 files.append((path.name, temporary, rows))
-                longest = max(longest, self._fill(empty, contents, rows, longest, temporary))
-            search, measured = self._measure(contents, files, longest)
-            return self._described(contents, files, longest, built_with, search, measured)
+                order = np.argsort(-lengths, kind="stable") if kind.is_by_norm else None
+                index = faiss_files.copy_without_vectors(empty)
+                longest = max(longest, self._fill(index, rows, longest, order))
+                faiss_files.write_index(index, temporary)
+            search, recall = self._measure(files, longest)
+            return self._described(files, longest, built_with, search, recall)
 
-    def _trained(self, contents: Contents, lists: int, longest: float) -> tuple[Any, dict[str, int]]:
+    def _trained(self, lists: int, longest: float) -> tuple[Any, dict[str, int]]:
         """Return an index without vectors that knows what it must of them, and what index.json says of it."""
         from kgshard_tools.index import faiss_files
 
-        kind, metric = self._kind, contents.metric
-        width = contents.lift.width(self._table.dim)
+        kind, metric = self._kind, self._contents.metric
+        width = self._contents.lift.width(self._table.dim)
         width = faiss_files.padded_width(kind, width) + kind.lengthens(metric)
         searched_by = kind.searched_by(metric)
         assert searched_by is not None  # `_wanted` asked.
@@ -170,52 +224,57 @@ class _Builder:
         built_with = faiss_files.built_with(kind, lists)
         if not faiss_files.is_trained(index):
             count = min(self._table.num_rows, _ROWS_TO_TRAIN_ON * max(lists, _LEAST_TO_TRAIN_ON))
-            draw = np.random.default_rng(self._seed)
+            draw = np.random.default_rng(self._settings.seed)
             chosen = np.sort(draw.choice(self._table.num_rows, count, replace=False))
-            rows = np.concatenate(
-                [self._table.gather(part) for part in np.array_split(chosen, -(-count // 65536))]
-            )
-            self._check_finite(chosen, rows)
-            faiss_files.train(index, self._as_added(contents, rows, longest, width), seed=self._seed)
-            built_with |= {"trained_on": count, "seed": self._seed}
+            sample = np.concatenate([vectors for _, vectors in self._gathered(chosen)])
+            faiss_files.train(index, self._as_added(sample, longest, width), seed=self._settings.seed)
+            built_with |= {"trained_on": count, "seed": self._settings.seed}
         return index, built_with
 
-    def _longest(self, contents: Contents) -> float:
-        """Return the largest 2-norm of what the index will hold."""
-        return max(
-            _longest(vectors) for _, vectors in self._vectors(contents.lift, range(self._table.num_rows))
+    def _lengths(self) -> npt.NDArray[np.float64]:
+        """Return the 2-norms, float64[N], of all that the index will hold."""
+        return np.concatenate(
+            [_lengths(vectors) for _, vectors in self._vectors(range(self._table.num_rows))]
         )
 
-    def _fill(self, empty: Any, contents: Contents, rows: range, longest: float, path: Path) -> float:
-        """Add some rows to a copy of an index and write it; return the largest 2-norm among them."""
+    def _fill(self, index: Any, rows: range, longest: float, order: Ids | None) -> float:
+        """Add some rows to an index, or all of them in some order; return the largest 2-norm among them."""
         from kgshard_tools.index import faiss_files
 
-        index, found = faiss_files.copy_without_vectors(empty), 0.0
-        width = faiss_files.size_of(index)[1]
-        for _, vectors in self._vectors(contents.lift, rows):
-            faiss_files.add(index, self._as_added(contents, vectors, longest, width))
-            found = max(found, _longest(vectors))
-        faiss_files.write_index(index, path)
+        width, found = faiss_files.size_of(index)[1], 0.0
+        for ids, vectors in self._vectors(rows) if order is None else self._gathered(order):
+            named = None if isinstance(ids, range) else ids
+            faiss_files.add(index, self._as_added(vectors, longest, width), named)
+            found = max(found, float(_lengths(vectors).max(initial=0.0)))
         return found
 
-    def _vectors(self, lift: Lift, rows: range) -> Iterator[tuple[range, Floats]]:
-        """Yield what an index holds, float32[n, E], block by block."""
+    def _vectors(self, rows: range) -> Iterator[tuple[range, Floats]]:
+        """Yield what an index holds of some rows, float32[n, E], block by block."""
         for block, stored in self._table.blocks(rows):
-            self._check_finite(block, stored)
-            vectors = lift.rounded(stored)
-            self._check_finite(block, vectors)
-            yield block, vectors
+            yield block, self._lifted(block, stored)
 
-    def _as_added(self, contents: Contents, vectors: Floats, longest: float, width: int) -> Floats:
+    def _gathered(self, ids: Ids) -> Iterator[tuple[Ids, Floats]]:
+        """Yield the same of rows int64[n] in their order."""
+        for start in range(0, len(ids), _GATHERED_ROWS):
+            part = ids[start : start + _GATHERED_ROWS]
+            yield part, self._lifted(part, self._table.gather(part))
+
+    def _lifted(self, ids: range | Ids, stored: Floats) -> Floats:
+        self._check_finite(ids, stored)
+        vectors = self._contents.lift.rounded(stored)
+        self._check_finite(ids, vectors)
+        return vectors
+
+    def _as_added(self, vectors: Floats, longest: float, width: int) -> Floats:
         """Return vectors float32[n, width] as FAISS gets them: padded with zeros, lengthened for graphs."""
         added = np.zeros((len(vectors), width), np.float32)
         added[:, : vectors.shape[1]] = vectors
-        if self._kind.lengthens(contents.metric):
+        if self._kind.lengthens(self._contents.metric):
             missing = longest * longest - squares(vectors.astype(np.float64))
             added[:, -1] = np.sqrt(np.maximum(missing, 0.0))
         return added
 
-    def _check_finite(self, ids: range | npt.NDArray[np.int64], values: Floats) -> None:
+    def _check_finite(self, ids: range | Ids, values: Floats) -> None:
         bad = first_non_finite(values)
         if bad is not None:
             entity = int(ids[bad])
@@ -223,29 +282,29 @@ class _Builder:
             raise NonFiniteError(f"{self._stored.run.folder}: entity {entity} ({label!r}) is not finite")
 
     def _measure(
-        self, contents: Contents, files: list[tuple[str, Path, range]], longest: float
+        self, files: list[tuple[str, Path, range]], longest: float
     ) -> tuple[dict[str, int], RecallInfo | None]:
         """Choose how an approximate index is searched; return that, and the recall."""
         if self._kind.is_exact:
             return {}, None
-        from kgshard_tools.index.approximate import ApproximateIndex, IndexPartFile, Search
         from kgshard_tools.index.tuning import tune
 
         parts = [IndexPartFile(path, rows) for _, path, rows in files]
-        source = ApproximateIndex(parts, contents, self._kind, self._table, Search(1, 1), longest=longest)
+        source = tuned_class(self._kind)(
+            parts, self._contents, self._kind, self._table, Search(1, 1), longest=longest
+        )
         recall = tune(
             self._stored,
-            contents,
+            self._contents,
             source,
-            target=self._recall,
-            num_queries=self._num_queries,
-            seed=self._seed,
+            target=self._settings.recall,
+            num_queries=self._settings.num_queries,
+            seed=self._settings.seed,
         )
         return {self._kind.parameter: source.search.setting, "depth": source.search.depth}, recall
 
     def _described(
         self,
-        contents: Contents,
         files: list[tuple[str, Path, range]],
         longest: float,
         built_with: dict[str, int],
@@ -257,10 +316,10 @@ class _Builder:
             type=self._kind.name,
             exact=self._kind.is_exact,
             rows=self._table.num_rows,
-            dim=contents.lift.width(self._table.dim),
+            dim=self._contents.lift.width(self._table.dim),
             longest=longest,
             model=self._stored.model.name,
-            **identity(self._stored, contents),
+            **identity(self._stored, self._contents),
             parts=[
                 IndexPart(name, (rows.start, rows.stop), file.bytes, file.sha256)
                 for name, rows, file in described
@@ -271,5 +330,6 @@ class _Builder:
         )
 
 
-def _longest(vectors: Floats) -> float:
-    return float(np.sqrt(squares(vectors.astype(np.float64)).max(initial=0.0)))
+def _lengths(vectors: Floats) -> npt.NDArray[np.float64]:
+    lengths: npt.NDArray[np.float64] = np.sqrt(squares(vectors.astype(np.float64)))
+    return lengths

@@ -42,6 +42,8 @@ def new_index(kind: Kind, metric: FaissMetric, width: int, num_lists: int = 0) -
         num_lists: Of kinds with lists.
     """
     vectors = {"sq": "SQ8", "pq": f"PQ{width // _FLOATS_FOR_A_BYTE}"}.get(kind.name[-2:], "Flat")
+    if kind.is_by_norm:
+        return faiss.index_factory(width, "IDMap,Flat", _METRICS[metric])
     if kind.is_exact:
         return faiss.IndexFlat(width, _METRICS[metric])
     structure = f"IVF{num_lists}" if kind.parameter == "nprobe" else f"HNSW{_LINKS}"
@@ -50,9 +52,7 @@ def new_index(kind: Kind, metric: FaissMetric, width: int, num_lists: int = 0) -
 
 def built_with(kind: Kind, num_lists: int) -> dict[str, int]:
     """Return what index.json says of the structure."""
-    if kind.is_exact:
-        return {}
-    return {"lists": num_lists} if kind.parameter == "nprobe" else {"links": _LINKS}
+    return {"nprobe": {"lists": num_lists}, "ef": {"links": _LINKS}}.get(kind.parameter, {})
 
 
 def is_trained(index: Any) -> bool:
@@ -72,8 +72,11 @@ def copy_without_vectors(index: Any) -> Any:
     return faiss.clone_index(index)
 
 
-def add(index: Any, vectors: Floats) -> None:
-    index.add(vectors)
+def add(index: Any, vectors: Floats, ids: Ids | None = None) -> None:
+    if ids is None:
+        index.add(vectors)
+    else:
+        index.add_with_ids(vectors, ids)
 
 
 def write_index(index: Any, path: Path) -> None:

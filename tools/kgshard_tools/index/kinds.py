@@ -21,10 +21,20 @@ from kgshard.models.metric import Metric
 
 FaissMetric = Literal["dot", "l2", "l1"]
 
-_ROWS_FOR_A_LIST = 39
+ROWS_FOR_A_LIST = 39
 """Fewer would make poor centroids, which FAISS warns of."""
 _FEW_ROWS = 100_000
 """Below this a scan of all rows takes a few milliseconds, and is exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How an index is searched."""
+
+    setting: int
+    """What `Kind.parameter` names."""
+    depth: int
+    """Candidates scored again for each answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +44,14 @@ class Kind:
     name: str
     words: str
     """What it is, for help texts."""
-    parameter: Literal["", "nprobe", "ef"] = ""
+    parameter: Literal["", "nprobe", "ef", "rows"] = ""
     """What is turned to trade speed for recall; nothing where it is exact."""
     is_lossy: bool = False
     """Whether vectors are held only nearly, so that more candidates must be scored again."""
     is_raw: bool = False
     """Whether a graph compares inner products as they are."""
+    is_by_norm: bool = False
+    """Whether vectors come in order of length."""
 
     @property
     def is_exact(self) -> bool:
@@ -47,6 +59,8 @@ class Kind:
 
     def searched_by(self, metric: Metric) -> FaissMetric | None:
         """Return FAISS's metric that stands for `metric`, or None where there is none."""
+        if self.is_by_norm:
+            return "dot" if metric.name == "dot" else None
         if self.is_exact:
             return metric.name if metric.name in ("dot", "l2", "l1") else None  # type: ignore[return-value]
         return "dot" if metric.name == "dot" and (self.parameter == "nprobe" or self.is_raw) else "l2"
@@ -63,6 +77,8 @@ class Kind:
 
     def settings(self, num_lists: int, num_rows: int) -> list[int]:
         """Return the values of the parameter that are worth trying, ascending."""
+        if self.parameter == "rows":
+            return [*(rows for rows in (2**power for power in range(10, 40)) if rows < num_rows), num_rows]
         if self.parameter == "nprobe":
             return [*(2**power for power in range(num_lists.bit_length()) if 2**power < num_lists), num_lists]
         return [ef for ef in (16, 32, 64, 128, 256, 512, 1024) if ef < 2 * num_rows] if self.parameter else []
@@ -72,6 +88,8 @@ KINDS = {
     kind.name: kind
     for kind in (
         Kind("flat", "every row, exact"),
+        Kind("norm", "rows from the longest on, until none left can be better; exact", is_by_norm=True),
+        Kind("norm-top", "the same, no more rows than are enough", "rows", is_by_norm=True),
         Kind("ivf", "lists of rows around centroids", "nprobe"),
         Kind("ivfsq", "the same, 8 bits a float", "nprobe", is_lossy=True),
         Kind("ivfpq", "the same, 8 bits for four floats", "nprobe", is_lossy=True),
@@ -83,8 +101,8 @@ KINDS = {
 TYPES = ("auto", *KINDS)
 
 
-def find_kind(name: str, *, num_rows: int) -> tuple[Kind, str | None]:
-    """Return the kind of a name, and what to say where it is another one that suits so few rows.
+def find_kind(name: str, *, num_rows: int) -> Kind | None:
+    """Return the kind of a name, or the one that suits so few rows; None where "auto" must look at the table.
 
     Raises:
         ConfigError: There is no such kind.
@@ -92,15 +110,16 @@ def find_kind(name: str, *, num_rows: int) -> tuple[Kind, str | None]:
     if name not in TYPES:
         raise ConfigError(f"--type: unknown value {name!r} (known: {', '.join(TYPES)})")
     if name == "auto":
-        return KINDS["flat" if num_rows <= _FEW_ROWS else "ivf"], None
-    kind = KINDS[name]
-    if kind.parameter == "nprobe" and num_rows < 2 * _ROWS_FOR_A_LIST:
-        few = f"--type {name}: {num_rows} rows are too few for two lists of {_ROWS_FOR_A_LIST}"
-        return KINDS["flat"], f"{few}; built flat, which is exact"
-    return kind, None
+        return KINDS["flat"] if num_rows <= _FEW_ROWS else None
+    return KINDS["flat"] if is_too_small(name, num_rows) else KINDS[name]
+
+
+def is_too_small(name: str, num_rows: int) -> bool:
+    """Whether there are too few rows to put them into lists."""
+    return name in KINDS and KINDS[name].parameter == "nprobe" and num_rows < 2 * ROWS_FOR_A_LIST
 
 
 def num_lists(num_rows: int) -> int:
     """Return how many lists to cut rows into: a power of two near 4 sqrt(N), and enough rows in each."""
     wanted: int = 1 << round(math.log2(4 * math.sqrt(num_rows)))
-    return max(1, min(wanted, num_rows // _ROWS_FOR_A_LIST))
+    return max(1, min(wanted, num_rows // ROWS_FOR_A_LIST))

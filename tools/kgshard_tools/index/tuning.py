@@ -18,9 +18,10 @@ from kgshard.errors import ConfigError
 from kgshard.known import anchors_of
 from kgshard.models.link import Side
 from kgshard.records import GroupRecall, RecallInfo, RecallPoint
-from kgshard_tools.index.approximate import ApproximateIndex, Search
 from kgshard_tools.index.contents import Contents
-from kgshard_tools.lifts import unit_rows
+from kgshard_tools.index.kinds import Search
+from kgshard_tools.index.tuned import TunedIndex
+from kgshard_tools.lifts import squares, unit_rows
 from kgshard_tools.search import CandidateSource, Exclusions, Found, Ids, Scan, Scores, search
 from kgshard_tools.stored import Stored
 
@@ -49,7 +50,7 @@ class Sample:
 def tune(
     stored: Stored,
     contents: Contents,
-    source: ApproximateIndex,
+    source: TunedIndex,
     *,
     target: float,
     num_queries: int,
@@ -93,8 +94,23 @@ def tune(
     )
 
 
+def share_of_longest(
+    stored: Stored, contents: Contents, *, target: float, num_queries: int, seed: int
+) -> float:
+    """Return the share of the rows, from the longest on, that hold enough of the true best for `target`."""
+    scan, draw = Scan(stored.checkpoint.entities, contents.metric, contents.lift), np.random.default_rng(seed)
+    blocks = stored.checkpoint.entities.blocks()
+    lengths = np.concatenate([squares(contents.lift.rounded(rows)) for _, rows in blocks])
+    ascending, shares = np.sort(lengths), []
+    for _, queries, excluded, _ in _asked(stored, contents, num_queries, draw):
+        ids = search(scan, queries, AT, excluded).ids
+        needed = np.quantile(lengths[ids[ids >= 0]], 1 - target)
+        shares.append(1 - np.searchsorted(ascending, needed) / len(ascending))
+    return float(max(shares))
+
+
 def _tried(
-    source: ApproximateIndex, samples: Sequence[Sample], target: float, curve: list[RecallPoint]
+    source: TunedIndex, samples: Sequence[Sample], target: float, curve: list[RecallPoint]
 ) -> Iterator[RecallPoint]:
     """Try ways to search, and yield those that reach the target while `source` is set so, fastest first.
 
@@ -178,7 +194,7 @@ def _part(sample: Sample, half: int) -> Sample:
     )
 
 
-def _point(source: ApproximateIndex, samples: Sequence[Sample]) -> RecallPoint:
+def _point(source: TunedIndex, samples: Sequence[Sample]) -> RecallPoint:
     recall, seconds, asked = {}, 0.0, 0
     for sample in samples:
         values, took = _recall(source, sample)

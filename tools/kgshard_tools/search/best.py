@@ -29,29 +29,29 @@ class BestRows:
         """float32[B]: nothing better than this was let go."""
         return self._worst
 
-    def offer(self, queries: slice, first_row: int, values: Floats) -> None:
-        """Take what is better than the worst kept from comparison values float32[len(queries), n].
+    def offer(self, queries: Ids, first_row: int, values: Floats) -> None:
+        """Take what is better than the worst kept from comparison values float32[b, n] of queries int64[b].
 
         Values that are no numbers, or -inf, are never taken.
         """
         num_rows = values.shape[1]
-        hits = np.flatnonzero(values > self._worst[queries, None])
-        if len(hits) > _MANY * self.ids[queries].size:
+        hits = np.flatnonzero(values > self._worst[queries][:, None])
+        if len(hits) > _MANY * len(queries) * self.ids.shape[1]:
             self._merge_block(queries, first_row, values)
         elif len(hits):
             asked, places = np.divmod(hits, num_rows)
-            self._merge(queries.start, asked, first_row + places, values.reshape(-1)[hits])
+            self._merge(queries, asked, first_row + places, values.reshape(-1)[hits])
 
-    def _merge_block(self, queries: slice, first_row: int, values: Floats) -> None:
+    def _merge_block(self, queries: Ids, first_row: int, values: Floats) -> None:
         count = min(self.ids.shape[1], values.shape[1])
         ranked = np.where(np.isnan(values), np.float32(-np.inf), values)
         places = np.argpartition(ranked, values.shape[1] - count, axis=1)[:, -count:]
         new = np.take_along_axis(ranked, places, axis=1)
         ids = np.where(new > -np.inf, places + first_row, -1)
-        self._keep(np.arange(queries.start, queries.start + len(values)), ids, new)
+        self._keep(queries, ids, new)
 
-    def _merge(self, first_query: int, asked: Ids, ids: Ids, values: Floats) -> None:
-        """Merge new rows, given as triples of query (ascending), row and value."""
+    def _merge(self, queries: Ids, asked: Ids, ids: Ids, values: Floats) -> None:
+        """Merge new rows, given as triples of a place in `queries` (ascending), row and value."""
         counts = np.bincount(asked)
         changed = np.flatnonzero(counts)
         counts = counts[changed]
@@ -60,7 +60,7 @@ class BestRows:
         new_ids = np.full((len(changed), int(counts.max())), -1, np.int64)
         new_values = np.full(new_ids.shape, -np.inf, np.float32)
         new_ids[lines, columns], new_values[lines, columns] = ids, values
-        self._keep(first_query + changed, new_ids, new_values)
+        self._keep(queries[changed], new_ids, new_values)
 
     def _keep(self, queries: Ids, ids: Ids, values: Floats) -> None:
         """Keep the best of what some queries have and of what is new to them."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from kgshard.models.metric import is_beyond_float32
 from kgshard_tools.search.exclusions import Exclusions, Ids
@@ -35,6 +36,8 @@ class Found:
     """float64[B, K]."""
     counts: Ids
     """int64[B]: how many there are; fewer than k only where rows run out."""
+    exact: npt.NDArray[np.bool_]
+    """bool[B]: whether these are the best of all, for certain."""
 
     def of(self, query: int) -> tuple[Ids, Scores]:
         """Return the rows and scores found for one query."""
@@ -60,7 +63,10 @@ def search(source: CandidateSource, queries: Scores, k: int, excluded: Exclusion
     counts = np.minimum(k, left)
     width = int(counts.max(initial=0))
     found = Found(
-        np.full((len(queries), width), -1, np.int64), np.full((len(queries), width), -np.inf), counts
+        np.full((len(queries), width), -1, np.int64),
+        np.full((len(queries), width), -np.inf),
+        counts,
+        np.ones(len(queries), bool),
     )
     pending, count = np.arange(len(queries)), source.first_count(k)
     while len(pending):
@@ -103,6 +109,7 @@ def _settle(
         beyond = np.arange(ids.shape[1]) >= wanted[part, None]
         found.ids[into, : ids.shape[1]] = np.where(beyond, -1, ids)[is_settled[part]]
         found.scores[into, : ids.shape[1]] = values[is_settled[part]]
+        found.exact[into] = sure[is_settled[part]]
     for query in pending[~np.isfinite(slacks)].tolist():
         own = excluded.of(int(np.searchsorted(pending, query)))
         found.ids[query, : counts[query]], found.scores[query, : counts[query]] = _best_of_all(

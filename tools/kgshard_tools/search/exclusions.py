@@ -75,19 +75,26 @@ class Exclusions:
         taken._set_starts(len(queries))
         return taken
 
-    def within(self, rows: range, queries: range) -> tuple[Ids, Ids]:
-        """Return pairs of (query, row), counted from the starts of both ranges, that lie in them."""
+    def within(self, rows: range, queries: Ids) -> tuple[Ids, Ids]:
+        """Return the pairs that lie in some rows, for some queries: a place in `queries`, and a row counted
+        from the first of `rows`.
+        """
         if not self:
             empty = np.empty(0, np.int64)
             return empty, empty
-        firsts = np.arange(queries.start, queries.stop) * self._span
+        firsts = queries * self._span
         starts = np.searchsorted(self._keys, firsts + rows.start)
         counts = np.searchsorted(self._keys, firsts + min(rows.stop, self._span)) - starts
         ends = np.cumsum(counts)
         asked = np.repeat(np.arange(len(queries)), counts)
         within = np.arange(len(asked)) - np.repeat(ends - counts, counts)
         keys = self._keys[np.repeat(starts, counts) + within]
-        return asked, keys - (asked + queries.start) * self._span - rows.start
+        return asked, keys - firsts[asked] - rows.start
+
+    def moved(self, places: Ids) -> Exclusions:
+        """Return the same where row i of the table stands at places[i]."""
+        asked, ids = np.divmod(self._keys, self._span)
+        return Exclusions(asked, places[ids], num_queries=len(self), num_rows=len(places))
 
     def joined(self, others: Sequence[Exclusions]) -> Exclusions:
         """Return what is excluded here or in any of the others, which are of the same queries and rows."""

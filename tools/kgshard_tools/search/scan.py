@@ -62,13 +62,12 @@ class Scan(CandidateSource):
         for block in self._blocks(len(parts[0])):
             candidates, lengths = self._candidates(block)
             longest = max(longest, float(lengths.max(initial=0.0)))
-            for part in parts:
-                asked = slice(part.start, part.stop)
+            for asked in parts:
                 with np.errstate(over="ignore", invalid="ignore"):
                     values = self.metric.compare_all(narrow[asked], candidates, lengths)
                 values = values.astype(np.float32, copy=False)
                 if excluded:
-                    values[excluded.within(block, part)] = -np.inf
+                    values[excluded.within(block, asked)] = -np.inf
                 best.offer(asked, block.start, values)
         if self._longest is None:
             # In float32 a sum of E squares may come out low.
@@ -96,6 +95,6 @@ class Scan(CandidateSource):
         return candidates, lengths
 
 
-def _parts(num_queries: int) -> list[range]:
+def _parts(num_queries: int) -> list[Ids]:
     size = _PART_QUERIES
-    return [range(start, min(start + size, num_queries)) for start in range(0, num_queries, size)]
+    return [np.arange(start, min(start + size, num_queries)) for start in range(0, num_queries, size)]
