@@ -15,8 +15,11 @@ import difflib
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +33,8 @@ from kgshard.files import replacing
 _NUM_SUGGESTIONS = 5
 _MAX_COMPARED = 2000
 _ROW_GROUP = 1 << 16
+_MAX_GROUPS = 32
+"""Row groups that are read one by one before all are."""
 
 
 def label_hash(label: str) -> int:
@@ -63,9 +68,17 @@ class Vocabulary(Sequence[str]):
             degrees: int64[N], how many train triples name each label.
             kind: "entity" or "relation", used in messages.
         """
-        self._labels = labels
-        self.degrees = degrees
+        self._whole = labels, degrees
         self.kind = kind
+
+    @property
+    def _labels(self) -> pa.Array:
+        return self._whole[0]
+
+    @property
+    def degrees(self) -> npt.NDArray[np.int64]:
+        """int64[N]: how many train triples name each label."""
+        return self._whole[1]
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -73,7 +86,15 @@ class Vocabulary(Sequence[str]):
     def __getitem__(self, index: int) -> str:  # type: ignore[override]
         if not 0 <= index < len(self):
             raise IndexError(f"{self.kind} id {index} is outside 0..{len(self) - 1}")
+        return self._label(index)
+
+    def _label(self, index: int) -> str:
         return str(self._labels[index].as_py())
+
+    def labels_of(self, ids: npt.NDArray[np.integer[Any]]) -> list[str]:
+        """Return the labels of ids int[I], in their order: much faster than one by one."""
+        labels: list[str] = self._labels.take(pa.array(ids)).to_pylist()
+        return labels
 
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self), 65536):
@@ -184,15 +205,60 @@ class Vocabulary(Sequence[str]):
         Raises:
             DataError: The file is missing or not such a Parquet file.
         """
+        return _StoredVocabulary(path, kind)
+
+
+class _StoredVocabulary(Vocabulary):
+    """A vocabulary on disk. A few labels cost a few of its row groups; many, or all, cost all of them."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        self.kind = kind
+        self._path = path
+        with self._reading():
+            self._file = pq.ParquetFile(path, memory_map=True)
+            metadata = self._file.metadata
+            if missing := {"label", "degree"} - set(metadata.schema.names):
+                raise KeyError(f"no column {min(missing)}")
+        sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        self._stops = np.cumsum(sizes, dtype=np.int64)
+        self._groups: dict[int, pa.Array] = {}
+        self._lock = Lock()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
         try:
-            table = pq.read_table(path, columns=["label", "degree"], memory_map=True)
+            yield
         except (OSError, pa.ArrowInvalid, KeyError) as error:
             reason = str(error).partition("\n")[0]
-            raise DataError(f"{path}: not a vocabulary: {reason}") from error
-        labels = table["label"].cast(pa.large_string()).combine_chunks()
-        if isinstance(labels, pa.ChunkedArray):
-            labels = pa.concat_arrays(labels.chunks) if labels.num_chunks else pa.array([], pa.large_string())
-        return Vocabulary(labels, table["degree"].to_numpy(), kind=kind)
+            raise DataError(f"{self._path}: not a vocabulary: {reason}") from error
+
+    @cached_property
+    def _whole(self) -> tuple[pa.Array, npt.NDArray[np.int64]]:  # type: ignore[override]
+        with self._reading():
+            table = pq.read_table(self._path, columns=["label", "degree"], memory_map=True)
+        return _joined(table["label"]), table["degree"].to_numpy()
+
+    def __len__(self) -> int:
+        return int(self._stops[-1]) if len(self._stops) else 0
+
+    def _label(self, index: int) -> str:
+        if "_whole" in self.__dict__ or len(self._groups) >= _MAX_GROUPS:
+            return super()._label(index)
+        group = int(np.searchsorted(self._stops, index, side="right"))
+        labels = self._groups.get(group)
+        if labels is None:
+            with self._lock, self._reading():  # A Parquet file is no thing for several threads.
+                labels = _joined(self._file.read_row_group(group, columns=["label"])["label"])
+            self._groups[group] = labels
+        return str(labels[index - int(self._stops[group]) + len(labels)].as_py())
+
+
+def _joined(labels: pa.ChunkedArray) -> pa.Array:
+    """Return labels as one array with 64-bit offsets."""
+    joined = labels.cast(pa.large_string()).combine_chunks()
+    if isinstance(joined, pa.ChunkedArray):
+        return pa.concat_arrays(joined.chunks) if joined.num_chunks else pa.array([], pa.large_string())
+    return joined
 
 
 def read_labels(path: Path) -> Iterator[list[str]]:

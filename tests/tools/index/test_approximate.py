@@ -145,7 +145,7 @@ def test_k_beyond_what_a_list_holds_returns_k(run_of: Callable[[str], Run]) -> N
 @pytest.mark.parametrize("corruption", ["reciprocal", "both-sides"])
 @pytest.mark.parametrize("model", ["complex", "mure", "cp"])
 def test_an_index_by_norm_gives_every_answer_of_a_scan(tmp_path: Path, model: str, corruption: str) -> None:
-    """Exactly, however early it stops; known answers are left out, and so is what a list of candidates lacks."""
+    """Exactly, however early it stops; known answers are left out, and all but a list of candidates."""
     rows = skewed_rows(NUM_ENTITIES, DIM)
     run = make_run(tmp_path, links(), entities=rows, dim=DIM, model=model, corruption=corruption)
     questions = [Question(head=f"e{i}", relation=f"r{i % 4}") for i in range(40)]
@@ -199,7 +199,7 @@ def test_looking_through_every_list_is_exact(run_of: Callable[[str], Run]) -> No
 
 
 def test_a_graph_on_raw_inner_products_is_caught_where_it_collapses(tmp_path: Path) -> None:
-    """Long vectors are everybody's neighbours: nobody links to the others, which are asked for."""
+    """Long vectors are everybody's neighbours: nobody links to the rest, which is asked for."""
     draw = np.random.default_rng(0)
     rows = draw.standard_normal((NUM_ENTITIES, DIM)) / 4
     rows[:, -1], rows[:100, :-1], rows[:100, -1] = 0.5, 0.0, 40.0
