@@ -142,7 +142,11 @@ def _worth_scoring(fetched: Fetched, wanted: Ids, slacks: Scores) -> Ids:
 def _best(source: CandidateSource, queries: Scores, ids: Ids, k: int) -> tuple[Ids, Scores]:
     """Return the k best of some rows int64[B, F] and their float64 comparison values, ties by lower row."""
     rows = source.candidates(np.maximum(ids, 0).ravel()).reshape(*ids.shape, source.width)
-    values = np.where(ids >= 0, source.metric.compare_pairs(queries[:, None], rows), -np.inf)
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = source.metric.compare_pairs(queries[:, None], rows)
+    if not np.isfinite(values).all():
+        source.check_finite(ids[ids >= 0])
+    values = np.where(ids >= 0, values, -np.inf)
     order = np.lexsort((ids, -values), axis=1)[:, :k]
     return np.take_along_axis(ids, order, axis=1), np.take_along_axis(values, order, axis=1)
 

@@ -91,7 +91,7 @@ class Scan(CandidateSource):
         with np.errstate(over="ignore", invalid="ignore"):
             lengths: Floats = squares(candidates)
         if not np.isfinite(lengths).all():
-            self._lifted(rows, self.ids(block))  # Finite in float64, or an error.
+            self.check_finite(self.ids(block))  # Finite in float64, or an error.
         return candidates, lengths
 
 

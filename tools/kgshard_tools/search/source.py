@@ -89,24 +89,18 @@ class CandidateSource(ABC):
         """
 
     def candidates(self, ids: Ids) -> Scores:
-        """Return float64[I, E]: what scores are defined on.
+        """Return float64[I, E], what scores are defined on; not finite where rows are not (`check_finite`)."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self.lift(self.table.gather(ids).astype(np.float64))
 
-        Raises:
-            NonFiniteError: A row, or what is made of it, is NaN or infinite.
-        """
-        return self._lifted(self.table.gather(ids), ids)
+    def check_finite(self, ids: Ids | range) -> None:
+        """Raise NonFiniteError where one of these rows, or what is made of it, is NaN or infinite."""
+        rows = self.table.gather(np.asarray(ids))
+        self._check(rows, ids)
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._check(self.lift(rows.astype(np.float64)), ids)
 
-    def _lifted(self, rows: Floats, ids: Ids | range) -> Scores:
-        """Return float64[I, E] of rows float32[I, D] whose ids are given; see `candidates`."""
-        wide = rows.astype(np.float64)
-        self._check_finite(wide, ids)
-        if self.lift is AS_STORED:
-            return wide
-        lifted = self.lift(wide)
-        self._check_finite(lifted, ids)
-        return lifted
-
-    def _check_finite(self, rows: Scores, ids: Ids | range) -> None:
+    def _check(self, rows: npt.NDArray[np.floating], ids: Ids | range) -> None:
         bad = first_non_finite(rows)
         if bad is not None:
             row = int(ids[bad])
