@@ -78,7 +78,8 @@ class Kind:
     def settings(self, num_lists: int, num_rows: int) -> list[int]:
         """Return the values of the parameter that are worth trying, ascending."""
         if self.parameter == "rows":
-            return [*(rows for rows in (2**power for power in range(10, 40)) if rows < num_rows), num_rows]
+            ladder = (rows for power in range(10, 40) for rows in (2**power, 3 * 2 ** (power - 1)))
+            return [*(rows for rows in ladder if rows < num_rows), num_rows]
         if self.parameter == "nprobe":
             return [*(2**power for power in range(num_lists.bit_length()) if 2**power < num_lists), num_lists]
         return [ef for ef in (16, 32, 64, 128, 256, 512, 1024) if ef < 2 * num_rows] if self.parameter else []

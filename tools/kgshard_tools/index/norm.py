@@ -25,7 +25,8 @@ from kgshard_tools.search import Exclusions, Fetched, Ids, Scores
 from kgshard_tools.search.best import BestRows
 
 _PART_QUERIES = 1024
-_FIRST_ROWS, _MOST_ROWS = 2048, 16384
+_FIRST_ROWS, _MOST_ROWS = 256, 16384
+"""Rows of the first block and of the largest; each is three times as long as all before, while they grow."""
 _SPARE = 4
 
 
@@ -108,7 +109,7 @@ class NormIndex(TunedIndex):
             if start < self.search.setting < stop:
                 stop = self.search.setting
             yield range(start, stop)
-            start, size = stop, min(2 * size, _MOST_ROWS)
+            start, size = stop, min(3 * stop, _MOST_ROWS)
 
     @cached_property
     def _places(self) -> Ids:

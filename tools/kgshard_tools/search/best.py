@@ -52,14 +52,15 @@ class BestRows:
 
     def _merge(self, queries: Ids, asked: Ids, ids: Ids, values: Floats) -> None:
         """Merge new rows, given as triples of a place in `queries` (ascending), row and value."""
+        order = np.lexsort((-values, asked))
         counts = np.bincount(asked)
-        changed = np.flatnonzero(counts)
-        counts = counts[changed]
-        columns = np.arange(len(asked)) - np.repeat(np.cumsum(counts) - counts, counts)
-        lines = np.repeat(np.arange(len(changed)), counts)
-        new_ids = np.full((len(changed), int(counts.max())), -1, np.int64)
+        places = np.arange(len(asked)) - np.repeat(np.cumsum(counts) - counts, counts)
+        order, places = (array[places < self.ids.shape[1]] for array in (order, places))
+        asked, ids, values = asked[order], ids[order], values[order]
+        changed, lines = np.flatnonzero(counts), np.cumsum(counts > 0)[asked] - 1
+        new_ids = np.full((len(changed), int(places.max()) + 1), -1, np.int64)
         new_values = np.full(new_ids.shape, -np.inf, np.float32)
-        new_ids[lines, columns], new_values[lines, columns] = ids, values
+        new_ids[lines, places], new_values[lines, places] = ids, values
         self._keep(queries[changed], new_ids, new_values)
 
     def _keep(self, queries: Ids, ids: Ids, values: Floats) -> None:

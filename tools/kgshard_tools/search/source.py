@@ -89,7 +89,7 @@ class CandidateSource(ABC):
         """
 
     def candidates(self, ids: Ids) -> Scores:
-        """Return float64[I, E], what scores are defined on; not finite where rows are not (`check_finite`)."""
+        """Return float64[I, E], what scores are defined on; not finite where rows are not."""
         with np.errstate(over="ignore", invalid="ignore"):
             return self.lift(self.table.gather(ids).astype(np.float64))
 
