@@ -55,7 +55,7 @@ def test_the_links_index_holds_candidates_under_the_metric_of_the_model(tmp_path
 @pytest.mark.parametrize("model", sorted({"mure", "cp", "complex", "transe"}))
 def test_where_candidates_for_heads_are_others_each_side_has_an_index(tmp_path: Path, model: str) -> None:
     run = make_run(tmp_path, ring(9), dim=DIM, model=model, corruption="both-sides")
-    written = build_index(run.folder, "links")
+    written = build_index(run.folder, "links", with_labels=False)
     indexes, entities = indexes_of(run), run.checkpoint.entities.read(range(9)).astype(np.float64)
     sides = {"links-head": "head", "links-tail": "tail"} if model in ("mure", "cp") else {"links": "tail"}
     assert set(indexes) == set(sidecar_of(run)) == set(sides)
@@ -107,7 +107,7 @@ def test_the_neighbors_index_holds_rows_of_length_one(tmp_path: Path) -> None:
 )
 def test_only_what_was_asked_for_is_built(tmp_path: Path, purpose: str, names: list[str]) -> None:
     run = make_run(tmp_path, ring(9), dim=4)
-    written = build_index(run.folder, purpose)
+    written = build_index(run.folder, purpose, with_labels=False)
     files = [f"{name}.faiss" for name in names]
     assert sorted(path.name for path in (run.folder / "index").iterdir()) == sorted([*files, "index.json"])
     assert [Path(file).name for file in written.files] == [*files, "index.json"]
@@ -131,7 +131,7 @@ def test_a_row_that_is_not_finite_is_refused_by_name(tmp_path: Path, value: floa
     run = make_run(tmp_path, ring(9), dim=4, entities=entities, world_size=3)
     label = run.dataset.entities[5]
     with pytest.raises(NonFiniteError, match=f"entity 5 .*{label}"):
-        build_index(run.folder, purpose)
+        build_index(run.folder, purpose, with_labels=False)
     assert not list(run.folder.glob("index/*"))
 
 

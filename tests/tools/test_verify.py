@@ -91,10 +91,10 @@ def test_a_run_is_its_record_its_dataset_all_its_checkpoints_and_its_indexes(fol
                 for step, world in steps.items()
                 for rank in range(world)
             ),
-            *("index/index.json", "index/links.faiss", "index/neighbors.faiss"),
+            *("index/index.json", "index/labels.sqlite", "index/links.faiss", "index/neighbors.faiss"),
         }
     hashed = {name for name, by in found.items() if by == "SHA-256"}
-    assert {name for name in found if name.endswith((".safetensors", ".faiss"))} <= hashed
+    assert {name for name in found if name.endswith((".safetensors", ".faiss", ".sqlite"))} <= hashed
 
 
 @pytest.mark.parametrize("name", ["data", "index", "model", "export-numpy", "checkpoints/step-00000005"])

@@ -32,9 +32,11 @@ COMMANDS = {
     "export": "Write a run's tables for other programs.",
     "card": "Write a run's model card, as a Hugging Face hub shows it.",
     "index": "Build FAISS indexes of a run.",
-    "predict": "Find the missing tail or head of a triple.",
+    "predict": "Find the missing tail, head or relation of a triple.",
     "neighbors": "Find the entities most like another.",
     "vector": "Print the vector of an entity.",
+    "search": "Find labels by a part of them.",
+    "completion": "Print what makes a shell complete commands and names.",
     "info": "Say what a folder or file is.",
     "verify": "Check the files of a run, a dataset, an index or a model.",
 }

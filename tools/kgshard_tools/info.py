@@ -39,6 +39,7 @@ from kgshard_tools.artefacts import (
 from kgshard_tools.described import FileLine, Info
 from kgshard_tools.headers import read_array_header, read_index_header, read_parquet_header
 from kgshard_tools.index import SIDECAR
+from kgshard_tools.labels import LABELS_FILE
 from kgshard_tools.stored import CONFIG_FILE
 
 _IMPORT = "kgshard import, which runs nothing in it, for models it knows"
@@ -194,6 +195,8 @@ def _tell_index(found: Artefact) -> Info:
         for each in entries
         for part in each.parts
     ]
+    if indexes.labels is not None:
+        files.append(FileLine(str(found.path / LABELS_FILE), indexes.labels.bytes, indexes.labels.sha256))
     return _told(found, indexes.format, details, files)
 
 

@@ -39,6 +39,13 @@ from kgshard_tools.index.kinds import TYPES
 @click.option(
     "--queries", type=int, default=500, show_default=True, help="Queries for each side that measure recall."
 )
+@click.option(
+    "--labels/--no-labels",
+    "with_labels",
+    default=True,
+    show_default=True,
+    help="Also build labels.sqlite, which `search` and completion look names up in.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Fixes what is drawn.")
 @output_options
 def command(
@@ -49,6 +56,7 @@ def command(
     per_shard: bool,
     queries: int,
     seed: int,
+    with_labels: bool,
     output: Output,
 ) -> None:
     """Build FAISS indexes of a run.
@@ -60,6 +68,13 @@ def command(
     from kgshard_tools.index.build import build_index
 
     written = build_index(
-        run, purpose, type=type, recall=recall, per_shard=per_shard, num_queries=queries, seed=seed
+        run,
+        purpose,
+        type=type,
+        recall=recall,
+        per_shard=per_shard,
+        num_queries=queries,
+        seed=seed,
+        with_labels=with_labels,
     )
     output.result(written.to_dict(), written.lines())

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kgshard.errors import ConfigError, NonFiniteError, RunError
 from kgshard.files import AnyPath, replacing, write_json
-from kgshard.records import IndexFile, IndexInfo, IndexPart, RecallInfo, describe_file
+from kgshard.records import FileInfo, IndexFile, IndexInfo, IndexPart, RecallInfo, describe_file
 from kgshard.runs import open_run
 from kgshard.shards import Floats, first_non_finite
 from kgshard_tools.index import tuned_class
@@ -22,6 +22,8 @@ from kgshard_tools.index.contents import PURPOSES, Contents, contents_of, identi
 from kgshard_tools.index.kinds import KINDS, ROWS_FOR_A_LIST, Kind, Search, find_kind, is_too_small, num_lists
 from kgshard_tools.index.sidecar import FOLDER, SIDECAR, read_sidecar
 from kgshard_tools.index.tuned import IndexPartFile
+from kgshard_tools.labels import labels_path
+from kgshard_tools.labels.build import build_labels
 from kgshard_tools.lifts import UNIT_LENGTH, squares
 from kgshard_tools.search import Ids
 from kgshard_tools.stored import Stored
@@ -32,6 +34,8 @@ _ROWS_TO_TRAIN_ON = 64
 _LEAST_TO_TRAIN_ON = 1024
 """Lists' worth of rows: scalar and product quantisers must see enough of them too."""
 _GATHERED_ROWS = 16384
+_WORTHWHILE = 2.0
+"""Times an exact scan: what gives up exactness must be faster than that."""
 _SMALL_SHARE = 1 / 16
 """Of all rows: where so few of the longest hold the answers, looking at just these is fastest."""
 
@@ -45,6 +49,7 @@ def build_index(
     per_shard: bool = False,
     num_queries: int = 500,
     seed: int = 0,
+    with_labels: bool = True,
 ) -> Written:
     """Build the indexes of a run's checkpoint.
 
@@ -57,6 +62,7 @@ def build_index(
         per_shard: Build one file for each shard; they are searched together.
         num_queries: Queries for each side that choose how to search, and as many that measure the recall.
         seed: Fixes what is drawn.
+        with_labels: Also build labels.sqlite, which names are searched in.
 
     Raises:
         ConfigError: An unknown purpose or type; the recall cannot be reached; or "links" where FAISS does not
@@ -77,15 +83,27 @@ def build_index(
     folder = opened.folder / FOLDER
     folder.mkdir(exist_ok=True)
     before = _before(folder)
-    built = {
-        contents.name: _Builder(stored, contents, kind, folder, settings).build() for contents, kind in wanted
-    }
-    write_json(folder / SIDECAR, IndexFile(indexes=before.indexes | built, labels=before.labels))
+    built = {}
+    for contents, kind in wanted:
+        try:
+            built[contents.name] = _Builder(stored, contents, kind, folder, settings).build()
+        except _NotWorthwhileError:
+            exact = KINDS["norm" if _norms_tell(contents) and not per_shard else "flat"]
+            notes.append(
+                f"{contents.name}: {kind.name} with this recall is hardly faster than looking at every row; "
+                f"built {exact.name}, which is exact"
+            )
+            built[contents.name] = _Builder(stored, contents, exact, folder, settings).build()
+    labels = _labels(stored, before) if with_labels else before.labels
+    write_json(folder / SIDECAR, IndexFile(indexes=before.indexes | built, labels=labels))
     _remove_unused(folder, before, built)
     for name, info in built.items():
         notes += _measured(name, info)
     files = [str(folder / part.file) for info in built.values() for part in info.parts]
-    size, seconds = sum(info.bytes for info in built.values()), time.monotonic() - began
+    size = sum(info.bytes for info in built.values())
+    if with_labels and labels is not None:
+        files, size = [*files, str(labels_path(opened.folder))], size + labels.bytes
+    seconds = time.monotonic() - began
     return Written([*files, str(folder / SIDECAR)], stored.model.num_entities, size, seconds, notes)
 
 
@@ -126,7 +144,7 @@ def _wanted(
 
 def _fitting(stored: Stored, contents: Contents, settings: _Settings) -> Kind:
     """Return the kind that suits a large table: the longest rows where they are enough, else lists."""
-    if contents.metric.name != "dot" or contents.lift is UNIT_LENGTH or settings.per_shard:
+    if not _norms_tell(contents) or settings.per_shard:
         return KINDS["ivf"]
     from kgshard_tools.index.tuning import share_of_longest
 
@@ -136,9 +154,22 @@ def _fitting(stored: Stored, contents: Contents, settings: _Settings) -> Kind:
     return KINDS["norm-top" if share <= _SMALL_SHARE else "ivf"]
 
 
+def _norms_tell(contents: Contents) -> bool:
+    """Whether long candidates are better answers than short ones."""
+    return contents.metric.name == "dot" and contents.lift is not UNIT_LENGTH
+
+
 def _cannot(type: str) -> str:
     is_by_norm = type in KINDS and KINDS[type].is_by_norm
     return f"{type} is for inner products, not for metric" if is_by_norm else "FAISS has no metric"
+
+
+def _labels(stored: Stored, before: IndexFile) -> FileInfo:
+    """Return what index.json says of labels.sqlite, which is built unless it is there already."""
+    path = labels_path(stored.run.folder)
+    if before.labels is None or not path.is_file() or describe_file(path) != before.labels:
+        build_labels(stored.dataset, path)
+    return describe_file(path)
 
 
 def _remove_unused(folder: Path, before: IndexFile, built: dict[str, IndexInfo]) -> None:
@@ -173,6 +204,10 @@ def _before(folder: Path) -> IndexFile:
         return IndexFile()
 
 
+class _NotWorthwhileError(Exception):
+    """An index that "auto" chose turned out not to be fast."""
+
+
 class _Builder:
     """Builds one index, and measures it before its files come to their names."""
 
@@ -188,7 +223,11 @@ class _Builder:
         )
 
     def build(self) -> IndexInfo:
-        """Build, measure and write the index."""
+        """Build, measure and write the index.
+
+        Raises:
+            _NotWorthwhileError: "auto" found it hardly faster than an exact scan; nothing was written.
+        """
         from kgshard_tools.index import faiss_files
 
         kind, ranges = self._kind, self._ranges
@@ -208,7 +247,11 @@ class _Builder:
                 index = faiss_files.copy_without_vectors(empty)
                 longest = max(longest, self._fill(index, rows, longest, order))
                 faiss_files.write_index(index, temporary)
-            search, recall = self._measure(files, longest)
+            if kind.is_exact:
+                return self._described(files, longest, built_with, {}, None)
+            search, recall = self._measured(files, longest)
+            if recall is None:
+                raise _NotWorthwhileError
             return self._described(files, longest, built_with, search, recall)
 
     def _trained(self, lists: int, longest: float) -> tuple[Any, dict[str, int]]:
@@ -281,12 +324,10 @@ class _Builder:
             label = self._stored.dataset.entities[entity]
             raise NonFiniteError(f"{self._stored.run.folder}: entity {entity} ({label!r}) is not finite")
 
-    def _measure(
+    def _measured(
         self, files: list[tuple[str, Path, range]], longest: float
     ) -> tuple[dict[str, int], RecallInfo | None]:
         """Choose how an approximate index is searched; return that, and the recall."""
-        if self._kind.is_exact:
-            return {}, None
         from kgshard_tools.index.tuning import tune
 
         parts = [IndexPartFile(path, rows) for _, path, rows in files]
@@ -300,6 +341,7 @@ class _Builder:
             target=self._settings.recall,
             num_queries=self._settings.num_queries,
             seed=self._settings.seed,
+            worthwhile=_WORTHWHILE if self._settings.type == "auto" else 0.0,
         )
         return {self._kind.parameter: source.search.setting, "depth": source.search.depth}, recall
 

@@ -55,8 +55,13 @@ def tune(
     target: float,
     num_queries: int,
     seed: int,
-) -> RecallInfo:
+    worthwhile: float = 0.0,
+) -> RecallInfo | None:
     """Choose how `source` is searched, so that it reaches `target` on every side; leave it set so.
+
+    Returns:
+        What was measured; None as soon as it is clear that the search will not be `worthwhile` times as fast
+        as an exact scan.
 
     Raises:
         ConfigError: It does not, however it is searched.
@@ -68,7 +73,11 @@ def tune(
     flat_speed = sum(len(sample.queries) for sample in samples) / (time.perf_counter() - began)
     tuning, holdout = ([_part(sample, half) for sample in samples] for half in (0, 1))
     curve: list[RecallPoint] = []
-    for point in _tried(source, tuning, target, curve):  # noqa: B007  # the last one is the choice
+    for point in _tried(source, tuning, target, curve):
+        if point.queries_per_second < worthwhile * flat_speed:
+            return None
+        if min(point.recall.values()) < target:
+            continue
         recalls = [_recall(source, sample)[0] for sample in holdout]
         measured = {
             sample.group: float(recall.mean()) for sample, recall in zip(holdout, recalls, strict=True)
@@ -112,25 +121,27 @@ def share_of_longest(
 def _tried(
     source: TunedIndex, samples: Sequence[Sample], target: float, curve: list[RecallPoint]
 ) -> Iterator[RecallPoint]:
-    """Try ways to search, and yield those that reach the target while `source` is set so, fastest first.
+    """Try ways to search, from the fastest on; yield what each gives while `source` is set so.
 
-    For each setting the greatest depth tells whether it can be reached at all, then the least is looked for.
+    For each setting the greatest depth tells whether it reaches the target at all; then the least that does
+    is looked for.
     """
     depths = source.kind.depths(source.metric)
     for setting in source.kind.settings(source.num_lists, len(source)):
-        for depth in (depths[-1], *depths[:-1]):
-            source.search = Search(setting, depth)
-            point = _point(source, samples)
-            curve.append(point)
-            reached = min(point.recall.values()) >= target
-            if not reached and depth == depths[-1]:
-                break
-            if reached and (depth != depths[-1] or len(depths) == 1):
-                yield point
-                break
-        else:
-            source.search = Search(setting, depths[-1])
-            yield _point(source, samples)
+        source.search = Search(setting, depths[-1])
+        point = _point(source, samples)
+        curve.append(point)
+        if min(point.recall.values()) >= target:
+            for depth in depths[:-1]:
+                source.search = Search(setting, depth)
+                shallow = _point(source, samples)
+                curve.append(shallow)
+                if min(shallow.recall.values()) >= target:
+                    point = shallow
+                    break
+            else:
+                source.search = Search(setting, depths[-1])
+        yield point
 
 
 def _asked(

@@ -40,11 +40,18 @@ from kgshard_tools.artefacts import (
 )
 from kgshard_tools.headers import read_index_header
 from kgshard_tools.index import SIDECAR
+from kgshard_tools.labels import LABELS_FILE
 from kgshard_tools.terminal import shown
 from kgshard_tools.verify.data import dataset_files
 from kgshard_tools.verify.hashes import Checks, Way, check_hash, check_record
 from kgshard_tools.verify.models import model_files
-from kgshard_tools.verify.values import check_checkpoint_values, check_file, check_index_values, names_of
+from kgshard_tools.verify.values import (
+    check_checkpoint_values,
+    check_file,
+    check_index_values,
+    check_lone_index,
+    names_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +62,13 @@ class CheckedFile:
     bytes: int
     by: Way
     """How that is known."""
+    about: str = ""
+    """What it is, where a file alone was read to its end."""
 
     def line(self) -> str:
         notes = {"structure": "; no hash: its structure only", "presence": "; no hash: it is there"}
-        return shown(f"ok  {self.path}  ({self.bytes:,} bytes{notes.get(self.by, '')})")
+        about = f"; {self.about}" if self.about else ""
+        return shown(f"ok  {self.path}  ({self.bytes:,} bytes{notes.get(self.by, '')}{about})")
 
 
 @dataclass(frozen=True)
@@ -93,13 +103,18 @@ def verify_files(path: AnyPath, *, deep: bool = False) -> Iterator[CheckedFile]:
     Args:
         path: A run (all its checkpoints, its dataset, its indexes), one of these alone, a merged model, an
             export, or a single file.
-        deep: Read every value too: rows are finite, ids in range, labels those of the vocabulary's hash.
+        deep: Read every value too: rows are finite, ids in range, labels those of the vocabulary's hash. A
+            FAISS file alone is read and searched by a process with limits.
 
     Raises:
         ShardError, DataError: Naming the first file that is not right; with its rank, where it is a shard.
         RunError: Nothing that kgshard knows, or something that it does not open.
     """
     found = recognise(path)
+    if found.kind == "faiss" and deep:
+        about = check_lone_index(found.path)
+        yield CheckedFile(str(found.path), found.path.stat().st_size, "structure", about)
+        return
     for file, by in _CHECKS.get(found.kind, _check_file)(found, deep):
         yield CheckedFile(str(file), file.stat().st_size, by)
 
@@ -144,6 +159,10 @@ def _check_index(found: Artefact, deep: bool) -> Checks:
     record = check_record(found.path / SIDECAR)
     indexes, run = read_indexes(found.path), run_above(found.path)
     yield record
+    if indexes.labels is not None:
+        path = found.path / LABELS_FILE
+        check_hash(path, ListedFile(indexes.labels.bytes, indexes.labels.sha256), SIDECAR)
+        yield path, "SHA-256"
     for info in indexes.indexes.values():
         for part in info.parts:
             path = found.path / part.file

@@ -129,6 +129,27 @@ def check_index_values(path: Path, row_name: RowName = plain_row, first_row: int
         )
 
 
+def check_lone_index(path: Path) -> str:
+    """Check an index that no record knows, and return what it is, in words.
+
+    A flat one is read here, every value. Of others only FAISS knows the inside: a process with limits reads
+    and searches it, which must end well.
+
+    Raises:
+        ShardError: It is damaged, holds NaN or infinity, or FAISS cannot use it within its limits.
+    """
+    check_index_values(path)
+    header = read_index_header(path)
+    if header.offset is None:
+        from kgshard_tools.index.foreign import describe_foreign
+
+        found = describe_foreign(path)
+        if (found.rows, found.dim) != (header.rows, header.dim):
+            ours, theirs = f"{header.rows} x {header.dim}", f"{found.rows} x {found.dim}"
+            raise ShardError(f"{path}: its header says {ours}, FAISS finds {theirs}", file=str(path))
+    return f"{header.type}, {header.rows} x {header.dim}, {header.metric}"
+
+
 def check_checkpoint_values(checkpoint: Checkpoint, row_name: RowName) -> None:
     """Read every value of a checkpoint.
 
