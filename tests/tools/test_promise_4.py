@@ -82,6 +82,8 @@ def test_there_are_1000_flips() -> None:
 @pytest.mark.parametrize("group", sorted(GROUPS))
 def test_verify_finds_every_flipped_bit_and_names_the_file(folder: Path, group: str) -> None:
     source, paths = random.Random(4), files(folder, group)
+    if group == "index":
+        paths.append(folder / "index" / "labels.sqlite")
     assert len(paths) >= 2
     for number in range(FLIPS[group]):
         path = paths[number % len(paths)]
@@ -145,7 +147,8 @@ def test_without_hashes_most_flips_in_values_are_missed(
 ) -> None:
     """The negative control: structure alone does not show them."""
     recorded: dict[str, str] = {}
-    for path in [*files(folder, "shards"), *files(folder, "data"), *files(folder, "index")]:
+    hashed = [path for group in ("shards", "data", "index") for path in files(folder, group)]
+    for path in [*hashed, folder / "index" / "labels.sqlite"]:
         recorded[str(path)] = file_sha256(path)
     for module in (kgshard.runs, kgshard_tools.verify.hashes):
         monkeypatch.setattr(module, "file_sha256", lambda path: recorded[str(path)])
