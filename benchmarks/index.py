@@ -1,4 +1,4 @@
-"""Link-prediction indexes: recall, queries a second, memory, build time; beside bare FAISS on the same vectors.
+"""Link-prediction indexes: recall, queries a second, memory and build time, beside bare FAISS on one table.
 
     python benchmarks/index.py [--run RUN | --graph NAME | --synthetic] [--recall 0.99] [--types flat ivf ...]
 

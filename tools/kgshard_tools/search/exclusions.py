@@ -27,7 +27,7 @@ class Exclusions:
         """
         self._span = max(num_rows, 1)
         keys = np.asarray(queries, np.int64) * self._span + np.asarray(ids, np.int64)
-        self._keys: Ids = np.unique(keys)
+        self._keys = _distinct(keys)
         self._set_starts(num_queries)
 
     @classmethod
@@ -100,7 +100,7 @@ class Exclusions:
         """Return what is excluded here or in any of the others, which are of the same queries and rows."""
         joined = Exclusions.none(0)
         joined._span = self._span
-        joined._keys = np.unique(np.concatenate([self._keys, *(other._keys for other in others)]))
+        joined._keys = _distinct(np.concatenate([self._keys, *(other._keys for other in others)]))
         joined._set_starts(len(self))
         return joined
 
@@ -124,3 +124,9 @@ class Exclusions:
         places = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         held: npt.NDArray[np.bool_] = (self._keys[places] == keys) & (ids >= 0)
         return held
+
+
+def _distinct(keys: Ids) -> Ids:
+    """Return distinct keys, ascending. (np.unique hashes first, which takes several times as long.)"""
+    ascending = np.sort(keys)
+    return ascending[np.diff(ascending, prepend=-1) != 0]
