@@ -129,4 +129,5 @@ class Exclusions:
 def _distinct(keys: Ids) -> Ids:
     """Return distinct keys, ascending. (np.unique hashes first, which takes several times as long.)"""
     ascending = np.sort(keys)
-    return ascending[np.diff(ascending, prepend=-1) != 0]
+    distinct: Ids = ascending[np.diff(ascending, prepend=-1) != 0]
+    return distinct
