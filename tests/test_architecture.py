@@ -29,8 +29,10 @@ WRITES_TO_A_TEMPORARY_OF_ITS_CALLER = {
     ("kgshard.checkpoint", "_write_tensors"),
     # Removes complete checkpoints of its own run that no pointer names any more.
     ("kgshard.checkpoint", "_point"),
-    # _build hands it a path from replacing.
-    ("kgshard_tools.index.flat", "write_index"),
+    # The builder hands it a path from replacing.
+    ("kgshard_tools.index.faiss_files", "write_index"),
+    # Removes files that index.json named before and names no more.
+    ("kgshard_tools.index.build", "_remove_unused"),
     # Takes away a run that never came to a checkpoint.
     ("kgshard.start", "_discard"),
     # A lock: its content only says who holds it.
@@ -211,8 +213,9 @@ def test_the_core_imports_neither_click_nor_faiss(package: str) -> None:
     assert core <= allowed
 
 
-def test_one_module_imports_faiss() -> None:
-    assert who_imports("faiss") == {"kgshard_tools.index.flat"}
+def test_one_module_imports_faiss_and_one_in_a_process_of_its_own() -> None:
+    modules = {"kgshard_tools.index.faiss_files", "kgshard_tools.index.foreign_child"}
+    assert who_imports("faiss") == modules
 
 
 def test_click_stays_in_the_command_line() -> None:

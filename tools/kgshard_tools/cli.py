@@ -33,12 +33,14 @@ COMMANDS = {
     "card": "Write a run's model card, as a Hugging Face hub shows it.",
     "index": "Build FAISS indexes of a run.",
     "predict": "Find the missing tail, head or relation of a triple.",
+    "score": "Score and rank whole triples.",
     "neighbors": "Find the entities most like another.",
     "vector": "Print the vector of an entity.",
-    "search": "Find labels by a part of them.",
-    "completion": "Print what makes a shell complete commands and names.",
+    "fold-in": "Give entities that were not trained approximate vectors.",
+    "search": "Find labels by a part of them, or by what is nearly one.",
+    "completion": "Print what makes a shell complete kgshard's commands, options and names.",
     "info": "Say what a folder or file is.",
-    "verify": "Check the files of a run, a dataset, an index or a model.",
+    "verify": "Check the files of a run, a dataset, an index, an overlay or a model.",
 }
 """Command name to one line of help. Kept here so that `--help` imports no command."""
 

@@ -8,7 +8,7 @@ from click.shell_completion import get_completion_class
 from kgshard_tools.commands.output import Output, output_options
 
 
-@click.command("completion", epilog='Example: eval "$(kgshard completion bash)"')
+@click.command("completion", epilog="Example: kgshard completion bash > ~/.kgshard-completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @output_options
 @click.pass_context

@@ -42,6 +42,7 @@ from kgshard_tools.index.kinds import TYPES
 @click.option(
     "--labels/--no-labels",
     "with_labels",
+    envvar="KGSHARD_INDEX_LABELS",
     default=True,
     show_default=True,
     help="Also build labels.sqlite, which `search` and completion look names up in.",
