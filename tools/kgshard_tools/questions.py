@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kgshard.errors import ConfigError
+from kgshard_tools.search import Ids
 
 Asked = Literal["head", "relation", "tail"]
 
@@ -42,9 +43,22 @@ class Wanted:
     """How many, at most."""
     known: bool = False
     """Whether triples that train, valid or test hold are answers too."""
-    candidates: Sequence[str] | Literal["seen"] | None = None
-    """The only entities that may answer; "seen": those at this end of the relation in train. None: all."""
+    candidates: Sequence[str] | Ids | Literal["seen"] | None = None
+    """The only entities that may answer, by name or as rows; "seen": those at this end of the relation in
+    train. None: all."""
     min_score: float | None = None
     """Leave out what scores lower."""
     exact: bool = False
     """Look at every row, also where an approximate index was built."""
+
+    @property
+    def only_seen(self) -> bool:
+        """Whether only entities may answer that are at this end of the relation in train."""
+        return isinstance(self.candidates, str) and self.candidates == "seen"
+
+    def check(self, asked: Asked) -> None:
+        """Raise ConfigError where a question for a part cannot be answered like this."""
+        if isinstance(self.candidates, str) and not self.only_seen:
+            raise ConfigError(f"candidates: {self.candidates!r} is neither a list of names nor 'seen'")
+        if asked == "relation" and self.candidates is not None:
+            raise ConfigError("candidates are entities, and the question asks for a relation")

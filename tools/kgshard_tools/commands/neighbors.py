@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import click
 
+from kgshard_tools.commands.batch import answer_batch, batch_options, print_answers, print_batch
+from kgshard_tools.commands.names import ENTITY_NAME
 from kgshard_tools.commands.output import Output, output_options, run_argument
+
+if TYPE_CHECKING:
+    from kgshard_tools.answers import Similarity
 
 
 @click.command("neighbors", epilog="Example: kgshard neighbors world-run Austria")
 @run_argument
-@click.argument("name")
+@click.argument("names", nargs=-1, metavar="[NAME]...", type=ENTITY_NAME)
 @click.option("-k", "k", type=int, default=10, show_default=True, help="How many neighbours.")
 @click.option(
     "--metric",
@@ -20,13 +26,43 @@ from kgshard_tools.commands.output import Output, output_options, run_argument
     show_default=True,
     help="How to compare.",
 )
+@click.option("--exact", is_flag=True, help="Look at every entity, also where there is an approximate index.")
+@batch_options
 @output_options
-def command(run: Path, name: str, k: int, metric: str, output: Output) -> None:
+def command(
+    run: Path,
+    names: tuple[str, ...],
+    k: int,
+    metric: Similarity,
+    exact: bool,
+    queries: str | None,
+    out: Path | None,
+    on_error: Literal["stop", "skip"],
+    output: Output,
+) -> None:
     """Find the entities most like another.
 
-    NAME is a label, or #ROW. What is compared are vectors.
+    NAME is a label, or #ROW, or - for labels on stdin, one a line. Instead of NAMEs --queries may give .tsv
+    with a label a line, .ndjson or .json with {"entity": LABEL}, or .parquet with a column named entity.
+    What is compared are vectors.
     """
+    if (queries is None) == (not names):
+        raise click.UsageError("give one NAME or more, or --queries")
     from kgshard_tools.answers import load
+    from kgshard_tools.batches import Batch, SimilarityAsker, block_size, read_entries, read_names
 
-    answers = load(run).most_similar(name, k, metric=metric)  # type: ignore[arg-type]  # checked there
-    output.result(answers.to_dict(), answers.lines(), is_answer=True)
+    asker = SimilarityAsker(load(run), k, metric=metric, exact=exact)
+    if queries is not None:
+        blocks = read_entries(queries, asker.columns, block_size(k))
+    else:
+        blocks = read_names(names, "entity", block_size(k))
+    if out is not None or queries is not None or (output.json and _are_several(names)):
+        answer_batch(asker, blocks, out, output, on_error=on_error)
+    elif _are_several(names):
+        print_batch(Batch(asker, blocks, on_error=on_error), output)
+    else:
+        print_answers(asker.answer([{"entity": names[0]}])[0], output)
+
+
+def _are_several(names: tuple[str, ...]) -> bool:
+    return len(names) > 1 or names == ("-",)
