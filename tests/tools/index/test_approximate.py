@@ -236,14 +236,18 @@ def test_an_index_of_each_shard_answers_as_one(run_of: Callable[[str], Run], typ
         assert recall >= TARGET, side
 
 
-@pytest.mark.parametrize("type", ["ivf", "ivfsq", "ivfpq"])
-def test_too_few_rows_for_lists_are_indexed_flat_and_it_is_said(tmp_path: Path, type: str) -> None:
-    run = make_run(tmp_path, [(f"e{i}", "r", f"e{i + 1}") for i in range(49)], dim=4)
-    written = build_index(run.folder, type=type)
-    assert written.notes == [
-        f"--type {type}: 50 rows are too few for two lists of 39; built flat, which is exact"
-    ]
-    assert entry(run)["type"] == "flat"
+@pytest.mark.parametrize(("type", "least"), [("ivf", 78), ("ivfsq", 78), ("ivfpq", 256)])
+def test_too_few_rows_for_a_type_are_indexed_flat_and_it_is_said(
+    tmp_path: Path, type: str, least: int
+) -> None:
+    for num_rows in (50, least - 1, least):
+        triples = [(f"e{i}", "r", f"e{i + 1}") for i in range(num_rows - 1)]
+        run = make_run(tmp_path / str(num_rows), triples, dim=4)
+        written = build_index(run.folder, type=type, recall=0.01, num_queries=10)
+        is_small = num_rows < least
+        said = f"--type {type} needs {least} rows, this table has {num_rows}; built flat, which is exact"
+        assert (said in written.notes) == is_small
+        assert entry(run)["type"] == ("flat" if is_small else type)
 
 
 def test_neighbours_of_an_approximate_index_leave_the_entity_itself_out(run_of: Callable[[str], Run]) -> None:

@@ -17,7 +17,7 @@ contents     what an index holds        kinds        flat, norm, ivf, hnsw, ... 
 sidecar      index.json                 faiss_files  the one module that imports faiss
 build        from shards to files       tuning       recall, measured, and the search that reaches it
 flat, norm   exact, mapped              approximate  candidates from all others
-tuned        what they have in common
+tuned        what they have in common       foreign...   files that nobody vouches for, read apart
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from kgshard.runs import open_run
 from kgshard.shards import Floats, first_non_finite
 from kgshard_tools.index import tuned_class
 from kgshard_tools.index.contents import PURPOSES, Contents, contents_of, identity
-from kgshard_tools.index.kinds import KINDS, ROWS_FOR_A_LIST, Kind, Search, find_kind, is_too_small, num_lists
+from kgshard_tools.index.kinds import KINDS, Kind, Search, find_kind, is_too_small, num_lists
 from kgshard_tools.index.sidecar import FOLDER, SIDECAR, read_sidecar
 from kgshard_tools.index.tuned import IndexPartFile
 from kgshard_tools.labels import labels_path
@@ -132,7 +132,7 @@ def _wanted(
             if settings.per_shard and kind.is_by_norm:
                 raise ConfigError(f"--per-shard: {kind.name} puts the rows of the whole table in order")
     if is_too_small(type, num_rows):
-        few = f"--type {type}: {num_rows} rows are too few for two lists of {ROWS_FOR_A_LIST}"
+        few = f"--type {type} needs {KINDS[type].least_rows} rows, this table has {num_rows}"
         notes.append(f"{few}; built flat, which is exact")
     if purpose != "neighbors" and not any(contents.sides for contents, _ in wanted):
         words = f"{_cannot(type)} {stored.model.metric.name!r}, which {stored.model.name} is compared by"

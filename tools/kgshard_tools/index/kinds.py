@@ -21,7 +21,7 @@ from kgshard.models.metric import Metric
 
 FaissMetric = Literal["dot", "l2", "l1"]
 
-ROWS_FOR_A_LIST = 39
+_ROWS_FOR_A_LIST = 39
 """Fewer would make poor centroids, which FAISS warns of."""
 _FEW_ROWS = 100_000
 """Below this a scan of all rows takes a few milliseconds, and is exact."""
@@ -52,6 +52,8 @@ class Kind:
     """Whether a graph compares inner products as they are."""
     is_by_norm: bool = False
     """Whether vectors come in order of length."""
+    least_rows: int = 0
+    """So many are needed for two lists, and for what codes are made of."""
 
     @property
     def is_exact(self) -> bool:
@@ -91,9 +93,9 @@ KINDS = {
         Kind("flat", "every row, exact"),
         Kind("norm", "rows from the longest on, until none left can be better; exact", is_by_norm=True),
         Kind("norm-top", "the same, no more rows than are enough", "rows", is_by_norm=True),
-        Kind("ivf", "lists of rows around centroids", "nprobe"),
-        Kind("ivfsq", "the same, 8 bits a float", "nprobe", is_lossy=True),
-        Kind("ivfpq", "the same, 8 bits for four floats", "nprobe", is_lossy=True),
+        Kind("ivf", "lists of rows around centroids", "nprobe", least_rows=2 * _ROWS_FOR_A_LIST),
+        Kind("ivfsq", "the same, 8 bits a float", "nprobe", is_lossy=True, least_rows=2 * _ROWS_FOR_A_LIST),
+        Kind("ivfpq", "the same, 8 bits for four floats", "nprobe", is_lossy=True, least_rows=256),
         Kind("hnsw", "a graph of near rows", "ef"),
         Kind("hnswsq", "the same, 8 bits a float", "ef", is_lossy=True),
         Kind("hnsw-ip", "a graph on raw inner products, which may collapse", "ef", is_raw=True),
@@ -116,11 +118,11 @@ def find_kind(name: str, *, num_rows: int) -> Kind | None:
 
 
 def is_too_small(name: str, num_rows: int) -> bool:
-    """Whether there are too few rows to put them into lists."""
-    return name in KINDS and KINDS[name].parameter == "nprobe" and num_rows < 2 * ROWS_FOR_A_LIST
+    """Whether there are too few rows for a kind."""
+    return name in KINDS and num_rows < KINDS[name].least_rows
 
 
 def num_lists(num_rows: int) -> int:
     """Return how many lists to cut rows into: a power of two near 4 sqrt(N), and enough rows in each."""
     wanted: int = 1 << round(math.log2(4 * math.sqrt(num_rows)))
-    return max(1, min(wanted, num_rows // ROWS_FOR_A_LIST))
+    return max(1, min(wanted, num_rows // _ROWS_FOR_A_LIST))
