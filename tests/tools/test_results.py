@@ -48,7 +48,15 @@ def test_the_dictionary_is_what_cli_and_scripts_read() -> None:
     assert json.loads(json.dumps(ANSWERS.to_dict())) == {
         "query": {"head": "Österreich", "k": 2},
         "results": [
-            {"rank": 1, "label": "Euro", "id": 7, "score": 1.25, "known": True, "split": "test"},
+            {
+                "rank": 1,
+                "label": "Euro",
+                "id": 7,
+                "score": 1.25,
+                "known": True,
+                "split": "test",
+                "folded": False,
+            },
             {
                 "rank": 2,
                 "label": "<script>alert(1)</script>",
@@ -56,6 +64,7 @@ def test_the_dictionary_is_what_cli_and_scripts_read() -> None:
                 "score": -0.5,
                 "known": False,
                 "split": None,
+                "folded": False,
             },
         ],
     }
