@@ -64,6 +64,11 @@ class Dataset:
         return self.info.num_relations
 
     @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of what `triples` returns."""
+        return SPLITS
+
+    @property
     def vocabulary_sha256(self) -> str:
         """One hash for both vocabularies: it differs where a label or an id does."""
         return self.info.vocabulary_sha256

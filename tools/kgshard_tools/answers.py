@@ -5,12 +5,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice, repeat
 from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 
 from kgshard.api import evaluate
-from kgshard.data.dataset import SPLITS
 from kgshard.errors import ConfigError
 from kgshard.files import AnyPath
 from kgshard.models.link import SIDES, Side
@@ -18,7 +18,7 @@ from kgshard.models.metric import METRICS
 from kgshard.shards import Floats
 from kgshard.vocabulary import Vocabulary
 from kgshard_tools.index import neighbor_contents
-from kgshard_tools.known import NEW, KnownTriples
+from kgshard_tools.known import KnownTriples
 from kgshard_tools.lifts import unit_rows
 from kgshard_tools.links import LinkSearch, Sources
 from kgshard_tools.questions import Question, Wanted
@@ -29,15 +29,23 @@ from kgshard_tools.stored import open_stored
 Similarity = Literal["cosine", "dot", "l2", "l1"]
 SIMILARITIES: tuple[Similarity, ...] = ("cosine", "dot", "l2", "l1")
 MAX_K = 1_000_000
+_MANY_LABELS = 1000
+"""To look up more it is worth to have all labels in memory."""
 _TEN_NEW = Wanted()
 
 
 class TrainedModel:
     """What a run learned, with the labels of its graph. Tables stay on disk, memory-mapped."""
 
-    def __init__(self, run: AnyPath) -> None:
-        """Open a run's best or newest checkpoint, or one of its checkpoint folders."""
+    def __init__(self, run: AnyPath, overlay: AnyPath | None = None) -> None:
+        """Open a run's best or newest checkpoint, or one of its checkpoint folders; see `load`."""
         self._stored = open_stored(run)
+        self.num_trained = self._stored.model.num_entities
+        """Entities of the run: those from this id on were folded in."""
+        if overlay is not None:
+            from kgshard_tools.overlay import extend
+
+            self._stored = extend(self._stored, overlay)
         self.link_model = self._stored.model
         self._table = self._stored.checkpoint.entities
         self._known = KnownTriples(self._stored.dataset)
@@ -56,8 +64,10 @@ class TrainedModel:
 
     def __repr__(self) -> str:
         model = self.link_model
+        num_folded = len(self) - self.num_trained
+        folded = f" ({num_folded:,} folded in)" if num_folded else ""
         return (
-            f"TrainedModel({model.name}, dim={model.dim}, {model.num_entities:,} entities, "
+            f"TrainedModel({model.name}, dim={model.dim}, {model.num_entities:,} entities{folded}, "
             f"{model.num_relations:,} relations, step {self._stored.checkpoint.step})"
         )
 
@@ -77,6 +87,12 @@ class TrainedModel:
         return iter(self.entities)
 
     def __fspath__(self) -> str:
+        """Return the run's folder, so that functions which take a run take this too.
+
+        Raises:
+            ConfigError: There is an overlay, which they would pass over.
+        """
+        self._refuse_overlay("only what load(RUN) opens stands for RUN")
         return str(self._stored.run.folder)
 
     def __len__(self) -> int:
@@ -123,19 +139,23 @@ class TrainedModel:
         source = self._similarity_source(metric, exact=exact)
         found = search(source, queries, k, itself)
         scores = np.clip(found.scores, -1.0, 1.0) if metric == "cosine" else found.scores
+        names, labels = _labels(self.entities, entities), _labels_of_each(self.entities, found)
         return [
-            self._answers(
+            _answers(
                 {
-                    "entity": self.entities[entity],
+                    "entity": name,
                     "id": entity,
                     "metric": metric,
                     "k": k,
                     **_how(source, found, number),
+                    **self._approximate(entity),
                 },
-                found.ids[number, : found.counts[number]],
-                scores[number, : found.counts[number]],
+                labels[number],
+                found.ids[number],
+                scores[number],
+                folded=self._folded(found.ids[number]),
             )
-            for number, entity in enumerate(entities.tolist())
+            for number, (name, entity) in enumerate(zip(names, entities.tolist(), strict=True))
         ]
 
     def predict_tails(
@@ -155,7 +175,7 @@ class TrainedModel:
             head: An entity.
             relation: A relation.
             k: How many; fewer come back where there are no more.
-            known: Also return tails of triples that train, valid or test hold.
+            known: Also return tails of triples that train, valid, test or the overlay hold.
             candidates: The only entities that may answer; "seen": the relation's tails in train.
             min_score: Leave out what scores lower.
             exact: Look at every row, also where an approximate index was built.
@@ -223,6 +243,7 @@ class TrainedModel:
 
     def evaluate(self, split: str = "test", **settings: Any) -> Evaluation:
         """Rank a split's triples among all entities; `settings` are those of `kgshard.evaluate`."""
+        self._refuse_overlay("a run is evaluated without one: its entities are in no split")
         settings = {"checkpoint": self._stored.checkpoint.folder.name} | settings
         return Evaluation(evaluate(self._stored.run.folder, split=split, **settings))
 
@@ -249,24 +270,29 @@ class TrainedModel:
         splits = known.splits_of(found.ids)
         by = "inverse relation" if side == "head" and self.link_model.reciprocal else "relation"
         source = self.links.source(side, exact=wanted.exact)
+        labels = _labels_of_each(self.entities, found)
+        asked = _labels(self.entities, anchors), _labels(self.relations, relations)
         return [
-            self._answers(
+            _answers(
                 {
-                    given: self.entities[anchor],
-                    "relation": self.relations[relation],
+                    given: anchor,
+                    "relation": relation,
                     "asked": side,
                     "k": wanted.k,
                     "known": "shown" if wanted.known else "left out",
                     "num_known": num_known,
                     "by": by,
                     **_how(source, found, number),
+                    **self._approximate(given_id),
                 },
+                labels[number],
                 *found.of(number),
-                [SPLITS[split] if split != NEW else None for split in splits[number].tolist()],
+                [self._known.split_name(split) for split in splits[number].tolist()],
+                folded=self._folded(found.ids[number]),
                 min_score=wanted.min_score,
             )
-            for number, (anchor, relation, num_known) in enumerate(
-                zip(anchors.tolist(), relations.tolist(), everywhere.counts.tolist(), strict=True)
+            for number, (anchor, relation, given_id, num_known) in enumerate(
+                zip(*asked, anchors.tolist(), everywhere.counts.tolist(), strict=True)
             )
         ]
 
@@ -306,46 +332,79 @@ class TrainedModel:
             "num_known": len(known),
             "by": "relation",
             "exact": True,
+            **self._approximate(head, tail),
         }
         splits = [known.get(relation) for relation in ids.tolist()]
-        return self._answers(
-            described, ids, scores[ids], splits, labels=self.relations, min_score=wanted.min_score
-        )
-
-    def _answers(
-        self,
-        query: dict[str, Any],
-        ids: Ids,
-        scores: Scores,
-        splits: Sequence[str | None] | None = None,
-        *,
-        labels: Vocabulary | None = None,
-        min_score: float | None = None,
-    ) -> Answers:
-        """Name the answers; `splits` tells which of them are known, and from where."""
-        labels = labels or self.entities
-        count = len(ids) if min_score is None else int((scores >= min_score).sum())
-        if min_score is not None:
-            query = query | {"min_score": min_score}
-        return Answers(
-            query,
-            [
-                Answer(rank, labels[entity], entity, score, split is not None, split)
-                for rank, (entity, score, split) in enumerate(
-                    zip(
-                        ids[:count].tolist(), scores[:count].tolist(), splits or [None] * count, strict=False
-                    ),
-                    start=1,
-                )
-            ],
-        )
+        labels = _labels(self.relations, ids)
+        return _answers(described, labels, ids, scores[ids], splits, min_score=wanted.min_score)
 
     def _similarity_source(self, metric: Similarity, *, exact: bool) -> CandidateSource:
         if metric == "cosine":
-            return self._sources.open(neighbor_contents(), exact=exact)
+            return self._sources.opened(neighbor_contents(), exact=exact)
         if metric not in self._scans:
             self._scans[metric] = Scan(self._table, METRICS[metric], labels=self.entities)
         return self._scans[metric]
+
+    def _folded(self, ids: Ids) -> list[bool]:
+        """Return which entities int64[K] were folded in; nothing where there is no overlay."""
+        return [] if len(self) == self.num_trained else (ids >= self.num_trained).tolist()
+
+    def _approximate(self, *given: int) -> dict[str, bool]:
+        """Return what a question's description says where a given entity was folded in."""
+        return {"approximate": True} if max(given) >= self.num_trained else {}
+
+    def _refuse_overlay(self, why: str) -> None:
+        if len(self) > self.num_trained:
+            raise ConfigError(f"a model with an overlay: {why}")
+
+
+def _answers(
+    query: dict[str, Any],
+    labels: Sequence[str],
+    ids: Ids,
+    scores: Scores,
+    splits: Sequence[str | None] = (),
+    *,
+    folded: Sequence[bool] = (),
+    min_score: float | None = None,
+) -> Answers:
+    """Put answers together.
+
+    Args:
+        query: The question.
+        labels: One for each answer.
+        ids: int64[K]; what lies beyond the labels is no answer. So are `scores` and `splits`.
+        scores: float64[K], falling.
+        splits: Which of the answers are known, and from where; none is, if it is empty.
+        folded: Which of them were folded in; none was, if it is empty.
+        min_score: Leave out what scores lower.
+    """
+    if min_score is not None:
+        query = query | {"min_score": min_score}
+        labels = labels[: int((scores >= min_score).sum())]
+    notes = splits or repeat(None), folded or repeat(False)
+    rows = zip(labels, ids.tolist(), scores.tolist(), *notes, strict=False)
+    return Answers(
+        query,
+        [
+            Answer(rank, label, row, score, split is not None, split, is_folded)
+            for rank, (label, row, score, split, is_folded) in enumerate(rows, start=1)
+        ],
+    )
+
+
+def _labels(vocabulary: Vocabulary, ids: Ids) -> list[str]:
+    """Return the labels of int64[I]."""
+    if len(ids) > _MANY_LABELS:
+        return vocabulary.labels_of(ids)
+    return [vocabulary[row] for row in ids.tolist()]
+
+
+def _labels_of_each(vocabulary: Vocabulary, found: Found) -> list[list[str]]:
+    """Return the labels of what was found, for each question."""
+    are_rows = np.arange(found.ids.shape[1]) < found.counts[:, None]
+    labels = iter(_labels(vocabulary, found.ids[are_rows]))
+    return [list(islice(labels, count)) for count in found.counts.tolist()]
 
 
 def _how(source: CandidateSource, found: Found, number: int) -> dict[str, Any]:
@@ -360,11 +419,17 @@ def _checked(k: SupportsIndex) -> int:
     return operator.index(k)
 
 
-def load(run: AnyPath) -> TrainedModel:
+def load(run: AnyPath, overlay: AnyPath | None = None) -> TrainedModel:
     """Open a run for questions; nothing is loaded until it is needed.
 
+    Args:
+        run: A run, or one of its checkpoint folders.
+        overlay: What `kgshard fold-in` wrote: entities that were not trained, which ask and answer like the
+            others. Indexes of the run do not hold them, so that every question looks at every row, exactly.
+            Answers say which entities were folded in; the overlay's triples are known ones.
+
     Raises:
-        RunError: It is no run, or holds no checkpoint.
+        RunError: It is no run, or holds no checkpoint; the overlay is none, or of another run or checkpoint.
         ShardError: A shard is missing or damaged.
     """
-    return TrainedModel(run)
+    return TrainedModel(run, overlay)

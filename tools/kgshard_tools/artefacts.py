@@ -16,9 +16,10 @@ from kgshard.records import DatasetInfo, IndexFile, ListedFile, Listing
 from kgshard.runs import MANIFEST_FILE, RUN_FILE, Run, is_file_name, is_run, open_run
 from kgshard_tools.headers import FileKind, file_kind
 from kgshard_tools.index import SIDECAR
+from kgshard_tools.overlay import OVERLAY_FILE
 from kgshard_tools.stored import CONFIG_FILE
 
-Kind = Literal["run", "checkpoint", "data", "index", "model", "export", "weight map", FileKind]
+Kind = Literal["run", "checkpoint", "data", "index", "overlay", "model", "export", "weight map", FileKind]
 
 WEIGHT_MAP_FILE = "model.safetensors.index.json"
 _BY_RECORD: dict[str, Kind] = {
@@ -26,6 +27,7 @@ _BY_RECORD: dict[str, Kind] = {
     MANIFEST_FILE: "checkpoint",
     DATA_FILE: "data",
     SIDECAR: "index",
+    OVERLAY_FILE: "overlay",
 }
 """A folder's kind by the record that it holds."""
 _MAX_JSON_BYTES = 1 << 26

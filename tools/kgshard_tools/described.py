@@ -17,6 +17,7 @@ _WHAT: dict[Kind, str] = {
     "checkpoint": "a checkpoint of a run",
     "data": "a prepared dataset",
     "index": "FAISS indexes of a run",
+    "overlay": "an overlay: entities beside a run that were not trained",
     "model": "a merged model",
     "export": "an export",
     "weight map": "a list of safetensors files",

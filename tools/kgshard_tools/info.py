@@ -1,4 +1,4 @@
-"""What a run, a checkpoint, a dataset, an index, a model or a file is, as it says itself.
+"""What a run, a checkpoint, a dataset, an index, an overlay, a model or a file is, as it says itself.
 
 Only records and headers are read; `kgshard_tools.verify` checks them. No model of a run is imported.
 """
@@ -40,6 +40,7 @@ from kgshard_tools.described import FileLine, Info
 from kgshard_tools.headers import read_array_header, read_index_header, read_parquet_header
 from kgshard_tools.index import SIDECAR
 from kgshard_tools.labels import LABELS_FILE
+from kgshard_tools.overlay import OVERLAY_FILE, read_overlay_info
 from kgshard_tools.stored import CONFIG_FILE
 
 _IMPORT = "kgshard import, which runs nothing in it, for models it knows"
@@ -49,6 +50,7 @@ _READABLE_BY: dict[Kind, list[str]] = {
     "checkpoint": ["kgshard", "torch.distributed.checkpoint (HuggingFaceStorageReader)", _SAFETENSORS],
     "data": ["kgshard", "numpy (*.npy)", "any Parquet reader (*.parquet)"],
     "index": ["kgshard", "faiss.read_index (*.faiss)"],
+    "overlay": ["kgshard", f"{_SAFETENSORS} (load_file)", "any Parquet reader (*.parquet)", "numpy (*.npy)"],
     "model": [f"{_SAFETENSORS} (load_file)", "huggingface_hub", "any Parquet reader (*.parquet)"],
     "weight map": [_SAFETENSORS, "transformers", "huggingface_hub"],
     "safetensors": [_SAFETENSORS],
@@ -200,6 +202,24 @@ def _tell_index(found: Artefact) -> Info:
     return _told(found, indexes.format, details, files)
 
 
+def _tell_overlay(found: Artefact) -> Info:
+    overlay = read_overlay_info(found.path)
+    check_names(found.path / OVERLAY_FILE, overlay.files)
+    details = {
+        "run_id": overlay.run_id,
+        "step": overlay.step,
+        "model": overlay.model,
+        "dim": overlay.dim,
+        "entities": overlay.num_entities,
+        "first_id": overlay.first_id,
+        "approximate": overlay.approximate,
+        "triples": overlay.counts,
+        "settings": overlay.settings,
+        "vocabulary_sha256": overlay.vocabulary_sha256,
+    }
+    return _told(found, overlay.format, details, _listed(found.path, overlay.files))
+
+
 def _tell_folder(found: Artefact) -> Info:
     """Tell of a merged model or an export."""
     config = read_config(found.path)
@@ -308,6 +328,7 @@ _TELLERS: dict[Kind, Callable[[Artefact], Info]] = {
     "checkpoint": _tell_checkpoint,
     "data": _tell_data,
     "index": _tell_index,
+    "overlay": _tell_overlay,
     "model": _tell_folder,
     "export": _tell_folder,
     "weight map": _tell_weight_map,

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from kgshard.data.dataset import SPLITS, Dataset, Triples
+from kgshard.data.dataset import Dataset, Triples
 from kgshard.known import KnownLinks, known_answers
 from kgshard.models.link import Side
 from kgshard_tools.search import Exclusions, Ids
@@ -30,7 +30,9 @@ class KnownAnswers:
         return first.joined(others)
 
     def splits_of(self, ids: Ids) -> npt.NDArray[np.int8]:
-        """Return int8[B, F]: the first split, as numbered in SPLITS, that holds an answer [B, F]; or NEW."""
+        """Return int8[B, F]: the first split that holds an answer [B, F], numbered as
+        `KnownTriples.split_name` takes it; or NEW.
+        """
         found = np.full(ids.shape, NEW, np.int8)
         for number, held in reversed(list(enumerate(self._splits.values()))):
             found[held.hold(ids)] = number
@@ -46,7 +48,11 @@ class KnownTriples:
 
     @cached_property
     def splits(self) -> dict[str, Triples]:
-        return {split: self._dataset.triples(split) for split in SPLITS}
+        return {split: self._dataset.triples(split) for split in self._dataset.splits}
+
+    def split_name(self, number: int) -> str | None:
+        """Return which split a number stands for; None for NEW."""
+        return None if number == NEW else self._dataset.splits[number]
 
     def answers(self, side: Side, anchors: Ids, relations: Ids) -> KnownAnswers:
         """Look up the known answers to questions: anchors int64[B], relations int64[B]."""

@@ -32,13 +32,18 @@ class Sources:
         self._stored = stored
         self._opened: dict[tuple[str, bool], CandidateSource] = {}
 
-    def open(self, contents: Contents, *, exact: bool = False) -> CandidateSource:
+    def opened(self, contents: Contents, *, exact: bool = False) -> CandidateSource:
         """Return what searches all entities; `exact` passes over an approximate index."""
         key = contents.name, exact
         if key not in self._opened:
-            source = open_source(self._stored, contents)
-            self._opened[key] = source if source.is_exact or not exact else self.scan(contents)
+            self._opened[key] = self._open(contents, exact=exact)
         return self._opened[key]
+
+    def _open(self, contents: Contents, *, exact: bool) -> CandidateSource:
+        if not self._stored.has_indexes:
+            return self.scan(contents)
+        source = open_source(self._stored, contents)
+        return source if source.is_exact or not exact else self.scan(contents)
 
     def scan(self, contents: Contents, rows: Ids | None = None) -> CandidateSource:
         """Return a scan over the shards: over all rows, or some, int64 ascending."""
@@ -56,7 +61,7 @@ class LinkSearch:
 
     def source(self, side: Side, *, exact: bool = False) -> CandidateSource:
         """Return what finds the best answers for one side."""
-        return self._sources.open(link_contents(self._stored, side), exact=exact)
+        return self._sources.opened(link_contents(self._stored, side), exact=exact)
 
     def best(
         self,

@@ -14,6 +14,7 @@ from kgshard_tools.terminal import shown
 
 MAX_GROUPS = 20
 """Groups of a breakdown that a table shows."""
+_APPROXIMATE = "      approximate: who is asked about was folded in, not trained"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +29,18 @@ class Answer:
     score: float
     """The model's score, or a similarity; higher is better."""
     known: bool
-    """Whether train, valid or test hold this very triple."""
+    """Whether train, valid, test or an overlay hold this very triple."""
     split: str | None = None
-    """Which of them does: a known answer in test is one the model was not told."""
+    """Which of them does: a known answer in test is one the model was not told. "overlay": one of the
+    triples that an entity was folded in by."""
+    folded: bool = False
+    """Whether this entity was folded in after training, so that its score is approximate."""
 
     @property
     def note(self) -> str:
         """What a table says beside the score."""
-        return f"known ({self.split})" if self.known else ""
+        notes = [f"known ({self.split})"] if self.known else []
+        return ", ".join([*notes, "folded in"] if self.folded else notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +67,14 @@ class Answers:
         return {"query": self.query, "results": [asdict(answer) for answer in self.results]}
 
     def lines(self) -> list[str]:
-        """Return a table, one line an answer."""
+        """Return a table, one line an answer; and one more where the question itself is approximate."""
         labels = [shown(answer.label) for answer in self.results]
         width = max(map(len, labels), default=0)
-        return [
+        table = [
             f"{answer.rank:4}  {label:<{width}}  {answer.score:10.4f}  {answer.note}".rstrip()
             for answer, label in zip(self.results, labels, strict=True)
         ]
+        return [*table, _APPROXIMATE] if self.query.get("approximate") else table
 
     def __repr__(self) -> str:
         return "\n".join([json.dumps(self.query, ensure_ascii=False), *self.lines()])

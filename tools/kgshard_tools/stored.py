@@ -34,6 +34,11 @@ class Stored:
     def model(self) -> LinkModel:
         return self.run.model
 
+    @property
+    def has_indexes(self) -> bool:
+        """Whether an index of the run, where one was built, holds every entity."""
+        return True
+
     def row_namer(self, table: StoredTable) -> Callable[[int], str]:
         """Return what names rows of the entity or relation table; labels are loaded when one is asked for."""
 

@@ -15,8 +15,9 @@ from kgshard_tools.commands.output import Output, output_options
 def command(path: Path, output: Output) -> None:
     """Say what a folder or file is.
 
-    PATH is a run, a checkpoint, a prepared dataset, an index folder, a merged model, an export, or a file:
-    safetensors, .npy, Parquet, FAISS. Headers are read, values are not; a pickle is named and not opened.
+    PATH is a run, a checkpoint, a prepared dataset, an index folder, an overlay, a merged model, an export,
+    or a file: safetensors, .npy, Parquet, FAISS. Headers are read, values are not; a pickle is named and not
+    opened.
     """
     from kgshard_tools.info import info
 

@@ -54,6 +54,18 @@ run_argument = click.argument("run", type=click.Path(path_type=Path))
 """A run folder. That it is one is checked where it is opened, with one message for all commands."""
 
 
+def overlay_option(command: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return the option --with of a command, whose name (in capitals) its variable has."""
+    return click.option(
+        "--with",
+        "overlay",
+        type=click.Path(path_type=Path),
+        envvar=f"KGSHARD_{command}_WITH",
+        metavar="OVERLAY",
+        help="Entities that fold-in added to RUN.",
+    )
+
+
 def nproc_option(help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return the option --nproc-per-node, spelt as torchrun spells it."""
     return click.option(

@@ -16,7 +16,7 @@ from kgshard_tools.commands.output import Output, output_options
 )
 @output_options
 def command(path: Path, deep: bool, output: Output) -> None:
-    """Check the files of a run, a dataset, an index or a model.
+    """Check the files of a run, a dataset, an index, an overlay or a model.
 
     Where a record has their lengths and SHA-256 they must be those; of other files headers and row counts
     are checked. Ends at the first bad file.

@@ -1,7 +1,9 @@
-"""Are the files of a run, a dataset, an index or a model what was written? Ends at the first that is not.
+"""Are the files of a run, a dataset, an index, an overlay or a model what was written?
 
-Where a record has a file's length and SHA-256 (manifest.json, index.json, `files` of data.json and
-config.json), it must have them; every record that ends with a seal must match it. Of other files the
+Ends at the first that is not.
+
+Where a record has a file's length and SHA-256 (manifest.json, index.json, overlay.json, `files` of data.json
+and config.json), it must have them; every record that ends with a seal must match it. Of other files the
 header must fit the length, and the rows must be as many as the record says. "Deep" reads every value too.
 """
 
@@ -41,6 +43,7 @@ from kgshard_tools.artefacts import (
 from kgshard_tools.headers import read_index_header
 from kgshard_tools.index import SIDECAR
 from kgshard_tools.labels import LABELS_FILE
+from kgshard_tools.overlay import OVERLAY_FILE, overlay_files, read_overlay_info
 from kgshard_tools.terminal import shown
 from kgshard_tools.verify.data import dataset_files
 from kgshard_tools.verify.hashes import Checks, Way, check_hash, check_record
@@ -101,8 +104,8 @@ def verify_files(path: AnyPath, *, deep: bool = False) -> Iterator[CheckedFile]:
     """Yield every file of what lies at `path` after it was found right.
 
     Args:
-        path: A run (all its checkpoints, its dataset, its indexes), one of these alone, a merged model, an
-            export, or a single file.
+        path: A run (all its checkpoints, its dataset, its indexes), one of these alone, an overlay, a merged
+            model, an export, or a single file.
         deep: Read every value too: rows are finite, ids in range, labels those of the vocabulary's hash. A
             FAISS file alone is read and searched by a process with limits.
 
@@ -190,6 +193,14 @@ def _check_belongs(path: Path, info: IndexInfo, run: Run) -> None:
             raise ShardError(f"{path}: {key} is not that of {run.folder}; files were mixed", file=str(path))
 
 
+def _check_overlay(found: Artefact, deep: bool) -> Checks:
+    yield check_record(found.path / OVERLAY_FILE)
+    for path in overlay_files(found.path, read_overlay_info(found.path)):
+        kind = recognise(path).kind
+        check_file(kind, path, deep=deep)
+        yield path, "SHA-256"
+
+
 def _check_model(found: Artefact, deep: bool) -> Checks:
     return model_files(found.path, deep=deep)
 
@@ -218,6 +229,7 @@ _CHECKS: dict[Kind, Callable[[Artefact, bool], Checks]] = {
     "checkpoint": _check_checkpoint,
     "data": _check_data,
     "index": _check_index,
+    "overlay": _check_overlay,
     "model": _check_model,
     "export": _check_model,
     "weight map": _check_weight_map,
