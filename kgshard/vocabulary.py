@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -59,6 +59,9 @@ def hash_order(labels: pa.Array) -> npt.NDArray[np.int64]:
 
 class Vocabulary(Sequence[str]):
     """An immutable, ordered set of labels; `vocabulary[i]` is label i."""
+
+    finder: Callable[[str, int], list[Any]] | None = None
+    """What `search` asks; whoever has an index of the labels sets it."""
 
     def __init__(self, labels: pa.Array, degrees: npt.NDArray[np.int64], *, kind: str) -> None:
         """Wrap labels that are in hash order.
@@ -154,6 +157,10 @@ class Vocabulary(Sequence[str]):
         names = list(names)
         ids = {name: self.id_of(name) for name in dict.fromkeys(names)}
         return np.array([ids[name] for name in names], np.int64)
+
+    def search(self, text: str, limit: int = 10) -> list[Any]:
+        """Return what fits `text` best: of a loaded run matches with id and label, else labels like it."""
+        return self.finder(text, limit) if self.finder is not None else self.suggest(text)[:limit]
 
     def suggest(self, name: str) -> list[str]:
         """Return up to five labels that look like `name`, the most similar first."""

@@ -133,7 +133,7 @@ def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> N
     assert version("kgshard") in said(capsys, "--version")[1]
 
 
-ANSWER_KEYS = {"rank", "label", "id", "score", "known", "split", "folded"}
+ANSWER_KEYS = {"rank", "label", "id", "score", "known", "split", "folded", "probability"}
 WRITTEN_KEYS = {"files", "rows", "bytes", "seconds"}
 
 

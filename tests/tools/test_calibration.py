@@ -15,11 +15,13 @@ from brute_force import BruteForce, random_graph
 from graphs import Triple, make_run, ring, save_tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kgshard_tools.answers import load
 from kgshard_tools.calibration import calibrated, calibration, pairs, pooled
 from kgshard_tools.calibration.isotonic import pool_violators
 from kgshard_tools.calibration.logistic import Lines, Normals, Points, fit_given, fit_lines, probability
 from kgshard_tools.calibration.pairs import Pairs, collect
 from kgshard_tools.export import export
+from kgshard_tools.questions import Question, Wanted
 from kgshard_tools.stored import Stored, open_stored
 
 from kgshard.errors import ConfigError, DataError, NonFiniteError
@@ -442,3 +444,24 @@ def test_a_fit_that_cannot_be_kept_is_still_returned(
     (stored.run.folder / "eval").write_text("in the way")
     assert calibration(stored, side="tail").sides == ("tail",)
     assert "calibration-00000001.json was not written" in capsys.readouterr().err
+
+
+def test_predict_tells_the_probability_of_each_answer(simulated: Stored) -> None:
+    """Those of the calibration, for the side that is asked for; and only where they are asked for."""
+    model = load(simulated.run.folder)
+    for side in SIDES:
+        given: Side = "head" if side == "tail" else "tail"
+        question = Question(relation=model.relations[1], **{given: model.entities[3]})
+        [answers] = model.predict([question], Wanted(12, calibrate=True))
+        scores = np.array([answer.score for answer in answers])
+        fitted = calibration(simulated, side=side)
+        expected = fitted.probabilities(scores, np.full(12, 1), side)
+        assert [answer.probability for answer in answers] == expected.tolist()
+        assert answers.query["probability"] == fitted.line()
+        assert answers.lines()[-1] == f"p: {fitted.line()}"
+        [plain] = model.predict([question], Wanted(12))
+        assert {answer.probability for answer in plain} == {None}
+        assert [answer.label for answer in plain] == [answer.label for answer in answers]
+    between = Question(head=model.entities[3], tail=model.entities[4])
+    with pytest.raises(ConfigError, match="--calibrate is for heads and tails"):
+        model.predict([between], Wanted(calibrate=True))

@@ -56,6 +56,7 @@ def test_the_dictionary_is_what_cli_and_scripts_read() -> None:
                 "known": True,
                 "split": "test",
                 "folded": False,
+                "probability": None,
             },
             {
                 "rank": 2,
@@ -65,6 +66,7 @@ def test_the_dictionary_is_what_cli_and_scripts_read() -> None:
                 "known": False,
                 "split": None,
                 "folded": False,
+                "probability": None,
             },
         ],
     }

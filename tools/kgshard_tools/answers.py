@@ -5,7 +5,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import islice, repeat
+from pathlib import Path
 from typing import Any, Literal, SupportsIndex
 
 import numpy as np
@@ -19,6 +21,8 @@ from kgshard.shards import Floats
 from kgshard.vocabulary import Vocabulary
 from kgshard_tools.index import neighbor_contents
 from kgshard_tools.known import KnownTriples
+from kgshard_tools.labels.found import open_labels
+from kgshard_tools.labels.matching import LabelMatch, LabelSource
 from kgshard_tools.lifts import unit_rows
 from kgshard_tools.links import LinkSearch, Sources
 from kgshard_tools.questions import Question, Wanted
@@ -28,6 +32,7 @@ from kgshard_tools.stored import open_stored
 
 Similarity = Literal["cosine", "dot", "l2", "l1"]
 SIMILARITIES: tuple[Similarity, ...] = ("cosine", "dot", "l2", "l1")
+LabelKind = Literal["entity", "relation", "both"]
 MAX_K = 1_000_000
 _MANY_LABELS = 1000
 """To look up more it is worth to have all labels in memory."""
@@ -37,7 +42,9 @@ _TEN_NEW = Wanted()
 class TrainedModel:
     """What a run learned, with the labels of its graph. Tables stay on disk, memory-mapped."""
 
-    def __init__(self, run: AnyPath, overlay: AnyPath | None = None) -> None:
+    def __init__(
+        self, run: AnyPath, overlay: AnyPath | None = None, *, foreign_index: AnyPath | None = None
+    ) -> None:
         """Open a run's best or newest checkpoint, or one of its checkpoint folders; see `load`."""
         self._stored = open_stored(run)
         self.num_trained = self._stored.model.num_entities
@@ -49,14 +56,31 @@ class TrainedModel:
         self.link_model = self._stored.model
         self._table = self._stored.checkpoint.entities
         self._known = KnownTriples(self._stored.dataset)
-        self._sources = Sources(self._stored)
+        if overlay is not None and foreign_index is not None:
+            raise ConfigError("a foreign index holds no rows of an overlay; give one of the two")
+        self._sources = Sources(self._stored, None if foreign_index is None else Path(foreign_index))
         self._scans: dict[str, Scan] = {}
         self.links = LinkSearch(self._stored, self._sources)
         """The same questions by row ids, thousands at a time."""
 
-    @property
+    @cached_property
     def entities(self) -> Vocabulary:
-        return self._stored.dataset.entities
+        """The entities' labels; `entities.search(text)` finds them by a part."""
+        labels = self._stored.dataset.entities
+        labels.finder = self.search
+        return labels
+
+    def search(self, text: str, limit: int = 10, kind: LabelKind = "entity") -> list[LabelMatch]:
+        """Return labels that are `text`, begin with it, hold its words, or are nearly it.
+
+        With `labels.sqlite` (`kgshard index`) that takes milliseconds, else a pass over all labels. Entities of
+        an overlay are not among them.
+        """
+        return self._labels.search(text, limit, kind)
+
+    @cached_property
+    def _labels(self) -> LabelSource:
+        return open_labels(self._stored.run)
 
     @property
     def relations(self) -> Vocabulary:
@@ -272,6 +296,7 @@ class TrainedModel:
         source = self.links.source(side, exact=wanted.exact)
         labels = _labels_of_each(self.entities, found)
         asked = _labels(self.entities, anchors), _labels(self.relations, relations)
+        meaning, probabilities = self._probabilities(side, relations, found, wanted)
         return [
             _answers(
                 {
@@ -284,17 +309,32 @@ class TrainedModel:
                     "by": by,
                     **_how(source, found, number),
                     **self._approximate(given_id),
+                    **meaning,
                 },
                 labels[number],
                 *found.of(number),
                 [self._known.split_name(split) for split in splits[number].tolist()],
                 folded=self._folded(found.ids[number]),
+                probabilities=probabilities[number].tolist() if meaning else (),
                 min_score=wanted.min_score,
             )
             for number, (anchor, relation, given_id, num_known) in enumerate(
                 zip(*asked, anchors.tolist(), everywhere.counts.tolist(), strict=True)
             )
         ]
+
+    def _probabilities(
+        self, side: Side, relations: Ids, found: Found, wanted: Wanted
+    ) -> tuple[dict[str, str], Scores]:
+        """Return what questions say of probabilities, and float64[B, K]; nothing unless asked for."""
+        if not wanted.calibrate:
+            return {}, found.scores
+        from kgshard_tools.calibration import calibration
+
+        fitted = calibration(open_stored(self._stored.run.folder), side=side)
+        each = np.broadcast_to(relations[:, None], found.ids.shape)
+        flat = fitted.probabilities(found.scores.ravel(), each.ravel(), side)
+        return {"probability": fitted.line()}, flat.reshape(found.ids.shape)
 
     def _predict_by_relation(
         self, side: Side, questions: Sequence[Question], relations: Ids, wanted: Wanted
@@ -366,6 +406,7 @@ def _answers(
     splits: Sequence[str | None] = (),
     *,
     folded: Sequence[bool] = (),
+    probabilities: Sequence[float] = (),
     min_score: float | None = None,
 ) -> Answers:
     """Put answers together.
@@ -377,18 +418,19 @@ def _answers(
         scores: float64[K], falling.
         splits: Which of the answers are known, and from where; none is, if it is empty.
         folded: Which of them were folded in; none was, if it is empty.
+        probabilities: How likely each is; not known, if it is empty.
         min_score: Leave out what scores lower.
     """
     if min_score is not None:
         query = query | {"min_score": min_score}
         labels = labels[: int((scores >= min_score).sum())]
-    notes = splits or repeat(None), folded or repeat(False)
+    notes = splits or repeat(None), folded or repeat(False), probabilities or repeat(None)
     rows = zip(labels, ids.tolist(), scores.tolist(), *notes, strict=False)
     return Answers(
         query,
         [
-            Answer(rank, label, row, score, split is not None, split, is_folded)
-            for rank, (label, row, score, split, is_folded) in enumerate(rows, start=1)
+            Answer(rank, label, row, score, split is not None, split, is_folded, probability)
+            for rank, (label, row, score, split, is_folded, probability) in enumerate(rows, start=1)
         ],
     )
 
@@ -419,7 +461,9 @@ def _checked(k: SupportsIndex) -> int:
     return operator.index(k)
 
 
-def load(run: AnyPath, overlay: AnyPath | None = None) -> TrainedModel:
+def load(
+    run: AnyPath, overlay: AnyPath | None = None, *, foreign_index: AnyPath | None = None
+) -> TrainedModel:
     """Open a run for questions; nothing is loaded until it is needed.
 
     Args:
@@ -427,9 +471,11 @@ def load(run: AnyPath, overlay: AnyPath | None = None) -> TrainedModel:
         overlay: What `kgshard fold-in` wrote: entities that were not trained, which ask and answer like the
             others. Indexes of the run do not hold them, so that every question looks at every row, exactly.
             Answers say which entities were folded in; the overlay's triples are known ones.
+        foreign_index: A FAISS file that kgshard did not write, of this run's vectors in their order. It is
+            read by a process of its own, with limits; its candidates are scored again.
 
     Raises:
         RunError: It is no run, or holds no checkpoint; the overlay is none, or of another run or checkpoint.
         ShardError: A shard is missing or damaged.
     """
-    return TrainedModel(run, overlay)
+    return TrainedModel(run, overlay, foreign_index=foreign_index)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +29,9 @@ _QUERY_FLOATS = 1 << 20
 class Sources:
     """What finds the best of some contents: an index where one was built, else a scan; each opened once."""
 
-    def __init__(self, stored: Stored) -> None:
-        self._stored = stored
+    def __init__(self, stored: Stored, foreign_index: Path | None = None) -> None:
+        """Search a checkpoint; with `foreign_index` by that file alone, which is read apart, under limits."""
+        self._stored, self._foreign_index = stored, foreign_index
         self._opened: dict[tuple[str, bool], CandidateSource] = {}
 
     def opened(self, contents: Contents, *, exact: bool = False) -> CandidateSource:
@@ -40,8 +42,13 @@ class Sources:
         return self._opened[key]
 
     def _open(self, contents: Contents, *, exact: bool) -> CandidateSource:
-        if not self._stored.has_indexes:
+        if not self._stored.has_indexes or (exact and self._foreign_index):
             return self.scan(contents)
+        if self._foreign_index is not None:
+            from kgshard_tools.index.foreign_source import ForeignSource
+
+            table, labels = self._stored.checkpoint.entities, self._stored.dataset.entities
+            return ForeignSource(self._foreign_index, contents, table, labels=labels)
         source = open_source(self._stored, contents)
         return source if source.is_exact or not exact else self.scan(contents)
 

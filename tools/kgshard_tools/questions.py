@@ -50,6 +50,8 @@ class Wanted:
     """Leave out what scores lower."""
     exact: bool = False
     """Look at every row, also where an approximate index was built."""
+    calibrate: bool = False
+    """Say how likely each answer is, as fitted to valid."""
 
     @property
     def only_seen(self) -> bool:
@@ -60,5 +62,7 @@ class Wanted:
         """Raise ConfigError where a question for a part cannot be answered like this."""
         if isinstance(self.candidates, str) and not self.only_seen:
             raise ConfigError(f"candidates: {self.candidates!r} is neither a list of names nor 'seen'")
+        if asked == "relation" and self.calibrate:
+            raise ConfigError("--calibrate is for heads and tails, and the question asks for a relation")
         if asked == "relation" and self.candidates is not None:
             raise ConfigError("candidates are entities, and the question asks for a relation")

@@ -35,12 +35,15 @@ class Answer:
     triples that an entity was folded in by."""
     folded: bool = False
     """Whether this entity was folded in after training, so that its score is approximate."""
+    probability: float | None = None
+    """How likely this is true, fitted to valid (kgshard_tools.calibration); only where it was asked for."""
 
     @property
     def note(self) -> str:
         """What a table says beside the score."""
-        notes = [f"known ({self.split})"] if self.known else []
-        return ", ".join([*notes, "folded in"] if self.folded else notes)
+        probability = [] if self.probability is None else [f"p {self.probability:.3f}"]
+        known = [f"known ({self.split})"] if self.known else []
+        return ", ".join([*probability, *known, *(["folded in"] if self.folded else [])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,8 @@ class Answers:
             f"{answer.rank:4}  {label:<{width}}  {answer.score:10.4f}  {answer.note}".rstrip()
             for answer, label in zip(self.results, labels, strict=True)
         ]
-        return [*table, _APPROXIMATE] if self.query.get("approximate") else table
+        meaning = [f"p: {self.query['probability']}"] if "probability" in self.query else []
+        return [*table, *([_APPROXIMATE] if self.query.get("approximate") else []), *meaning]
 
     def __repr__(self) -> str:
         return "\n".join([json.dumps(self.query, ensure_ascii=False), *self.lines()])

@@ -1,6 +1,6 @@
-"""Promise 17: neighbours and links of every index are those of float64 brute force; documented where they are not.
+"""Promise 17: answers of every exact source are those of float64 brute force, ties by lower row.
 
-200 random sets, each with a metric, ties, exclusions and k of its own, asked as a scan, as a flat index and by norm.
+200 random sets, each with a metric, ties, exclusions and k of its own, as a scan, a flat index, or by norm.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def test_every_metric_and_kind_is_among_the_sets() -> None:
 
 @pytest.mark.nightly
 def test_the_default_index_of_100_000_rows_finds_enough(tmp_path: Path) -> None:
-    """10^5 x 64 random directions, which no index likes; --type auto keeps to what is exact, ivf reaches .95."""
+    """10^5 x 64 random directions, which no index likes: auto stays exact, or ivf reaches .95."""
     draw = np.random.default_rng(0)
     rows = draw.standard_normal((100_001, 64)).astype(np.float32)
     triples = [(f"e{i}", "r", f"e{i + 1}") for i in range(100_000)]

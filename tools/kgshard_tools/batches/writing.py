@@ -29,6 +29,7 @@ _GROUP_ROWS = 1 << 16
 _TYPES = {
     "int": pa.int64(),
     "float": pa.float64(),
+    "float | None": pa.float64(),
     "bool": pa.bool_(),
     "str": pa.string(),
     "str | None": pa.string(),

@@ -9,7 +9,13 @@ import click
 
 from kgshard_tools.commands.batch import answer_batch, batch_options, print_answers, print_batch
 from kgshard_tools.commands.names import ENTITY_NAME
-from kgshard_tools.commands.output import Output, output_options, run_argument
+from kgshard_tools.commands.output import (
+    Output,
+    foreign_index_option,
+    output_options,
+    overlay_option,
+    run_argument,
+)
 
 if TYPE_CHECKING:
     from kgshard_tools.answers import Similarity
@@ -27,6 +33,8 @@ if TYPE_CHECKING:
     help="How to compare.",
 )
 @click.option("--exact", is_flag=True, help="Look at every entity, also where there is an approximate index.")
+@overlay_option("NEIGHBORS")
+@foreign_index_option("NEIGHBORS")
 @batch_options
 @output_options
 def command(
@@ -35,6 +43,8 @@ def command(
     k: int,
     metric: Similarity,
     exact: bool,
+    overlay: Path | None,
+    foreign_index: Path | None,
     queries: str | None,
     out: Path | None,
     on_error: Literal["stop", "skip"],
@@ -51,7 +61,7 @@ def command(
     from kgshard_tools.answers import load
     from kgshard_tools.batches import Batch, SimilarityAsker, block_size, read_entries, read_names
 
-    asker = SimilarityAsker(load(run), k, metric=metric, exact=exact)
+    asker = SimilarityAsker(load(run, overlay, foreign_index=foreign_index), k, metric=metric, exact=exact)
     if queries is not None:
         blocks = read_entries(queries, asker.columns, block_size(k))
     else:

@@ -66,6 +66,18 @@ def overlay_option(command: str) -> Callable[[Callable[..., None]], Callable[...
     )
 
 
+def foreign_index_option(command: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return the option --allow-foreign-index of a command, whose name (in capitals) its variable has."""
+    return click.option(
+        "--allow-foreign-index",
+        "foreign_index",
+        type=click.Path(path_type=Path),
+        envvar=f"KGSHARD_{command}_ALLOW_FOREIGN_INDEX",
+        metavar="FILE",
+        help="Take candidates from a FAISS file that kgshard did not write, read apart and under limits.",
+    )
+
+
 def nproc_option(help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return the option --nproc-per-node, spelt as torchrun spells it."""
     return click.option(

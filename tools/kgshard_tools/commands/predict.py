@@ -9,7 +9,13 @@ import click
 
 from kgshard_tools.commands.batch import answer_batch, batch_options, print_answers
 from kgshard_tools.commands.names import ENTITY_NAME, RELATION_NAME
-from kgshard_tools.commands.output import Output, output_options, run_argument
+from kgshard_tools.commands.output import (
+    Output,
+    foreign_index_option,
+    output_options,
+    overlay_option,
+    run_argument,
+)
 
 if TYPE_CHECKING:
     from kgshard_tools.batches import LinkAsker
@@ -32,6 +38,9 @@ if TYPE_CHECKING:
 @click.option("--seen", is_flag=True, help="Only entities at this end of the relation in train may answer.")
 @click.option("--min-score", type=float, metavar="X", help="Leave out what scores lower.")
 @click.option("--exact", is_flag=True, help="Look at every entity, also where there is an approximate index.")
+@click.option("--calibrate", is_flag=True, help="Also print how likely each answer is, fitted to valid.")
+@overlay_option("PREDICT")
+@foreign_index_option("PREDICT")
 @batch_options
 @output_options
 def command(
@@ -66,7 +75,15 @@ def command(
     answer_batch(asker, blocks, out, output, on_error=on_error)
 
 
-def _asker(run: Path, *, candidates: Path | None, seen: bool, **settings: Any) -> LinkAsker:
+def _asker(
+    run: Path,
+    *,
+    candidates: Path | None,
+    seen: bool,
+    overlay: Path | None,
+    foreign_index: Path | None,
+    **settings: Any,
+) -> LinkAsker:
     """Open a run, and say what its answers must be like."""
     if seen and candidates is not None:
         raise click.UsageError("give --candidates or --seen, not both")
@@ -74,6 +91,6 @@ def _asker(run: Path, *, candidates: Path | None, seen: bool, **settings: Any) -
     from kgshard_tools.batches import LinkAsker, read_candidates
     from kgshard_tools.questions import Wanted
 
-    model = load(run)
+    model = load(run, overlay, foreign_index=foreign_index)
     among = "seen" if seen else None if candidates is None else read_candidates(candidates, model)
     return LinkAsker(model, Wanted(candidates=among, **settings))
