@@ -73,8 +73,8 @@ class TrainedModel:
     def search(self, text: str, limit: int = 10, kind: LabelKind = "entity") -> list[LabelMatch]:
         """Return labels that are `text`, begin with it, hold its words, or are nearly it.
 
-        With `labels.sqlite` (`kgshard index`) that takes milliseconds, else a pass over all labels. Entities of
-        an overlay are not among them.
+        With `labels.sqlite` (`kgshard index`) that takes milliseconds, else a pass over all labels. Entities
+        of an overlay are not among them.
         """
         return self._labels.search(text, limit, kind)
 

@@ -1,4 +1,4 @@
-"""An index that kgshard did not write: its candidates are scored by the model, none of it is believed.
+"""An index that kgshard did not write: its candidates are scored by the model, none of it is believed."""
 
 from __future__ import annotations
 
