@@ -56,6 +56,9 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/export.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/ranking.py
+	$(BIN)/python benchmarks/index.py
+	$(BIN)/python benchmarks/index.py --synthetic
+	$(BIN)/python benchmarks/labels.py
 	$(BIN)/python benchmarks/time_to_quality.py
 
 # Rebuild the bundled graph from Babel's CLDR data.
