@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from kgshard_tools.index.build import build_index as build_index
     from kgshard_tools.info import info as info
     from kgshard_tools.merge import merge_shards as merge_shards
+    from kgshard_tools.overlay import fold_in as fold_in
+    from kgshard_tools.questions import Question as Question
+    from kgshard_tools.questions import Wanted as Wanted
     from kgshard_tools.reshard import reshard as reshard
     from kgshard_tools.verify import verify as verify
 
@@ -50,6 +53,9 @@ _WHERE = {
     "build_index": "kgshard_tools.index.build",
     "info": "kgshard_tools.info",
     "merge_shards": "kgshard_tools.merge",
+    "fold_in": "kgshard_tools.overlay",
+    "Question": "kgshard_tools.questions",
+    "Wanted": "kgshard_tools.questions",
     "verify": "kgshard_tools.verify",
     "reshard": "kgshard_tools.reshard",
 }
