@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -52,11 +53,16 @@ def write_parquet(rows: Rows, file: BinaryIO, metadata: Mapping[str, str]) -> No
         metadata: Text to text, kept in the schema.
     """
     file.write(_MAGIC)
-    groups, start = [], 0
-    for columns in rows.columns(["label", "degree"], _GROUP_ROWS):
-        ids = range(start, start + len(columns))
-        groups.append(_write_group(rows.part(ids), ids, columns, file))
-        start = ids.stop
+    groups = []
+    with ThreadPoolExecutor(1) as encoder:
+        # While the kernel copies vectors, a thread encodes what stands beside those of the next group.
+        columns = _columns(rows)
+        waiting = encoder.submit(next, columns, None)
+        while (group := waiting.result()) is not None:
+            waiting = encoder.submit(next, columns, None)
+            ids, encoded = group
+            chunks = [*(_write_column(each, file) for each in encoded), _write_vectors(rows.part(ids), file)]
+            groups.append((len(ids), chunks))
     footer = _footer(rows, groups, metadata)
     file.write(footer + len(footer).to_bytes(4, "little") + _MAGIC)
 
@@ -78,16 +84,37 @@ class _Chunk:
     plain_bytes: int
 
 
-def _write_group(rows: Rows, ids: range, columns: pa.RecordBatch, file: BinaryIO) -> tuple[int, list[_Chunk]]:
-    """Write a row group; return its number of rows, and its columns."""
-    numbers = np.arange(ids.start, ids.stop, dtype="<i8")
-    degrees = columns.column("degree").to_numpy(zero_copy_only=False).astype("<i8")
-    return len(rows), [
-        _write_column("id", _INT64, [(len(ids), numbers.tobytes())], file),
-        _write_column("label", _BYTE_ARRAY, _text_pages(columns.column("label")), file),
-        _write_column("degree", _INT64, [(len(ids), degrees.tobytes())], file),
-        _write_vectors(rows, file),
-    ]
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A column of a row group, ready to be written."""
+
+    name: str
+    type: int
+    pages: list[tuple[int, int, bytes]]
+    """How many values, how many plain bytes, and their compressed bytes."""
+
+
+def _columns(rows: Rows) -> Iterator[tuple[range, list[_Encoded]]]:
+    """Yield the rows of each group, and its columns but the vectors."""
+    start = 0
+    for columns in rows.columns(["label", "degree"], _GROUP_ROWS):
+        ids = range(start, start + len(columns))
+        numbers = np.arange(ids.start, ids.stop, dtype="<i8")
+        degrees = columns.column("degree").to_numpy(zero_copy_only=False).astype("<i8")
+        yield (
+            ids,
+            [
+                _encoded("id", _INT64, [(len(ids), numbers.tobytes())]),
+                _encoded("label", _BYTE_ARRAY, _text_pages(columns.column("label"))),
+                _encoded("degree", _INT64, [(len(ids), degrees.tobytes())]),
+            ],
+        )
+        start = ids.stop
+
+
+def _encoded(name: str, type: int, pages: Iterable[_Page]) -> _Encoded:
+    compressed = [(count, len(plain), _ZSTD.compress(plain, asbytes=True)) for count, plain in pages]
+    return _Encoded(name, type, compressed)
 
 
 def _text_pages(labels: pa.Array) -> Iterator[_Page]:
@@ -103,15 +130,15 @@ def _text_pages(labels: pa.Array) -> Iterator[_Page]:
         yield stop - start, plain.tobytes()
 
 
-def _write_column(name: str, type: int, pages: Iterable[_Page], file: BinaryIO) -> _Chunk:
+def _write_column(column: _Encoded, file: BinaryIO) -> _Chunk:
     offset, num_values, plain_bytes = file.tell(), 0, 0
-    for count, plain in pages:
-        stored = _ZSTD.compress(plain, asbytes=True)
-        header = _page_header(count, len(plain), len(stored))
+    for count, plain, stored in column.pages:
+        header = _page_header(count, plain, len(stored))
         file.write(header + stored)
         num_values += count
-        plain_bytes += len(header) + len(plain)
-    return _Chunk((name,), type, _ZSTD_CODEC, num_values, offset, file.tell() - offset, plain_bytes)
+        plain_bytes += len(header) + plain
+    stored_bytes = file.tell() - offset
+    return _Chunk((column.name,), column.type, _ZSTD_CODEC, num_values, offset, stored_bytes, plain_bytes)
 
 
 def _write_vectors(rows: Rows, file: BinaryIO) -> _Chunk:
