@@ -79,7 +79,7 @@ RUN_NAMES = (
     *(f"model/{name}" for name in ("model.safetensors", "model-*-of-*.safetensors", "optimizer.safetensors")),
     *(f"model/{name}" for name in ("model.safetensors.index.json", "config.json", "README.md")),
     *("model/entities.parquet", "model/relations.parquet"),
-    *("index/index.json", "index/*.faiss"),
+    *("index/index.json", "index/*.faiss", "index/labels.sqlite", f"index/{LOCK_FILE}"),
 )
 """Patterns of the paths of all files that kgshard writes into a run, exports aside; see `run_names`."""
 

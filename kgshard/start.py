@@ -94,7 +94,7 @@ def started_run(
         else:
             with _growing(place, overwrite=overwrite) as temporary:
                 _fill(source, temporary, config)
-            held.enter_context(_locked(place))
+            held.enter_context(locked(place))
             try:
                 yield open_run(place)
             except UsageError:
@@ -128,7 +128,7 @@ def _held(out: Path, *, overwrite: bool) -> Iterator[tuple[Path, bool]]:
     """Hold a run's place for one writer, folder or not; yield it, and whether a finished run is there."""
     _check_place(out, overwrite=overwrite)
     place = Path(os.path.realpath(out))
-    with _placeholder(place), _locked(place):
+    with _placeholder(place), locked(place):
         # What was true before the lock was ours may no longer be.
         yield place, _check_place(place, overwrite=overwrite)
 
@@ -208,7 +208,7 @@ def _successor(source: Source | Path, place: Path, config: TrainConfig) -> Itera
     """Yield a new run that grows beside a finished one, and then takes its place."""
     with _growing(place, overwrite=True) as temporary:
         _fill(source, temporary, config)
-        with _locked(temporary):
+        with locked(temporary):
             yield open_run(temporary)
 
 
@@ -231,7 +231,7 @@ def _toml(name: str, value: object) -> str:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Hold a run for one writer. The lock ends with its process, however that ends."""
     path = folder / LOCK_FILE
     with _opened_lock(path) as file:

@@ -36,7 +36,7 @@ WRITES_TO_A_TEMPORARY_OF_ITS_CALLER = {
     # Takes away a run that never came to a checkpoint.
     ("kgshard.start", "_discard"),
     # A lock: its content only says who holds it.
-    ("kgshard.start", "_locked"),
+    ("kgshard.start", "locked"),
     ("kgshard.start", "_opened_lock"),
     # Appends lines to metrics.jsonl while training runs; readers take whole lines.
     ("kgshard.training.metrics_log", "_append"),

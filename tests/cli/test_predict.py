@@ -325,3 +325,39 @@ def test_labels_that_would_steer_a_terminal_are_shown_harmless(
     assert code == 0
     assert "\x1b" not in out
     assert out.startswith("\\x1b[2Jx\n")
+
+
+@pytest.mark.parametrize("place", ["data/data.json", "data/entities.parquet", "run.json", "new.ndjson"])
+def test_answers_are_never_written_into_a_run(
+    finished: Run, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    path = finished.folder / place
+    before = path.read_bytes() if path.exists() else None
+    for name, *given in (
+        ["predict", "--head", "e0", "--relation", "r0"],
+        ["neighbors", "e0"],
+        ["score", "--head", "e0", "--relation", "r0", "--tail", "e1"],
+    ):
+        code, _, error = said(capsys, name, finished.folder, *given, "-o", path)
+        assert (code, error.count("\n")) == (2, 1)
+        assert "which kgshard wrote; choose another folder" in error
+        assert (path.read_bytes() if path.exists() else None) == before
+
+
+def test_answers_do_not_replace_their_questions(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "q.ndjson"
+    path.write_text('{"head": "e0", "relation": "r0"}\n')
+    code, _, error = said(capsys, "predict", finished.folder, "--queries", path, "-o", path)
+    assert code == 2
+    assert "is what is read" in error
+    assert path.read_text() == '{"head": "e0", "relation": "r0"}\n'
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_least_score_is_a_number(finished: Run, capsys: pytest.CaptureFixture[str], value: str) -> None:
+    question = ["--head", "e0", "--relation", "r0", "--min-score", value]
+    code, _, error = said(capsys, "predict", finished.folder, *question)
+    assert code == 2
+    assert "--min-score must be a finite number" in error

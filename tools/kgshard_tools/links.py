@@ -95,8 +95,9 @@ class LinkSearch:
         Raises:
             NonFiniteError: A query or a row is NaN or infinite.
         """
-        source = self.source(side, exact=exact)
-        if among is not None:
+        if among is None:
+            source = self.source(side, exact=exact)
+        else:
             source = self._sources.scan(link_contents(self._stored, side), among)
         queries = self.queries(side, anchors, relations)
         if not np.isfinite(queries).all():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -60,6 +61,10 @@ class Wanted:
 
     def check(self, asked: Asked) -> None:
         """Raise ConfigError where a question for a part cannot be answered like this."""
+        if self.min_score is not None and not math.isfinite(self.min_score):
+            raise ConfigError(f"--min-score must be a finite number, got {self.min_score}")
+        if self.candidates is not None and not len(self.candidates):
+            raise ConfigError("candidates: the list is empty, so nobody may answer")
         if isinstance(self.candidates, str) and not self.only_seen:
             raise ConfigError(f"candidates: {self.candidates!r} is neither a list of names nor 'seen'")
         if asked == "relation" and self.calibrate:

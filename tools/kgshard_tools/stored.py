@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kgshard.data.dataset import Dataset
-from kgshard.errors import RunError
+from kgshard.errors import ConfigError, RunError
 from kgshard.files import AnyPath, read_json
 from kgshard.models.link import LinkModel
 from kgshard.runs import MANIFEST_FILE, RUN_FILE, Checkpoint, Run, is_run, open_run
@@ -17,6 +17,8 @@ from kgshard.shards import ENTITIES, TABLE_DTYPES, StoredTable
 
 CONFIG_FILE = "config.json"
 CONFIG_FORMAT = 1
+_RECORDS = (RUN_FILE, MANIFEST_FILE, "data.json", "index.json", "overlay.json")
+"""What tells the folders that nobody else may write into."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,16 @@ def check_outside(out: Path, run: Run) -> None:
         raise RunError(f"{out}: is the run itself; choose another folder")
     if any((folder / RUN_FILE).is_file() for folder in list(place.parents)[:3]):
         raise RunError(f"{out}: lies in a run; choose another folder")
+
+
+def check_answers_outside(out: Path, *inputs: str | Path | None) -> None:
+    """Raise ConfigError where answers would replace what they are made from, or lie in what kgshard wrote."""
+    place = Path(os.path.realpath(out))
+    if any(given is not None and Path(os.path.realpath(given)) == place for given in inputs):
+        raise ConfigError(f"--out {out}: is what is read; choose another file")
+    for folder in list(place.parents)[:3]:
+        if any((folder / record).is_file() for record in _RECORDS):
+            raise ConfigError(f"--out {out}: lies in {folder}, which kgshard wrote; choose another folder")
 
 
 def is_ours(folder: Path, key: str, value: object) -> bool:

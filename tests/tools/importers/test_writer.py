@@ -30,7 +30,7 @@ from kgshard.data.prepare import Origin
 from kgshard.errors import ConfigError, DataError, NonFiniteError, RunError
 from kgshard.files import TEMPORARY_PREFIX
 from kgshard.runs import Run, open_run
-from kgshard.start import _locked, started_run
+from kgshard.start import locked, started_run
 
 
 def rows_by_label(run: Run) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -199,7 +199,7 @@ def test_a_folder_of_something_else_is_never_replaced(tmp_path: Path) -> None:
 
 def test_a_run_that_somebody_writes_is_left_alone(tmp_path: Path) -> None:
     run = write_run(toy(), tmp_path / "run")
-    with _locked(run.folder), pytest.raises(RunError, match="is being written by"):
+    with locked(run.folder), pytest.raises(RunError, match="is being written by"):
         write_run(toy(), tmp_path / "run", overwrite=True)
 
 

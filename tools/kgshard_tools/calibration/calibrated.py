@@ -220,7 +220,8 @@ def _read(path: Path, empty: CalibrationFile) -> CalibrationFile:
         if msgspec.structs.replace(kept, sides={}) != empty:
             return empty
     except (OSError, ValueError, ShardError) as error:
-        tell(f"Warning: {error}; probabilities are fitted again")
+        told = str(error) if str(path) in str(error) else f"{path}: {error}"
+        tell(f"Warning: {told}; probabilities are fitted again")
         return empty
     return kept
 

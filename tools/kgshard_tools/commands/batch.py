@@ -91,3 +91,11 @@ def say_failed(batch: Batch, output: Output) -> None:
 def print_answers(answers: Answers, output: Output) -> None:
     """Print the answers to a single question."""
     output.result(answers.to_dict(), answers.lines(), is_answer=True)
+
+
+def check_out(out: Path | None, *inputs: str | Path | None) -> None:
+    """Refuse to write answers over what they are made from, or into what kgshard wrote."""
+    if out is not None:
+        from kgshard_tools.stored import check_answers_outside
+
+        check_answers_outside(out, *inputs)

@@ -26,7 +26,7 @@ from kgshard_tools.index.kinds import TYPES
     type=click.Choice(TYPES),
     default="auto",
     show_default=True,
-    help="Kind of index; auto is flat, which is exact, up to 100,000 entities, else ivf.",
+    help="Kind of index; auto is flat, which is exact, up to 100,000 entities, else what is fast here.",
 )
 @click.option(
     "--recall",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from kgshard_tools.commands.batch import answer_batch, batch_options, print_answers, print_batch
+from kgshard_tools.commands.batch import answer_batch, batch_options, check_out, print_answers, print_batch
 from kgshard_tools.commands.names import ENTITY_NAME
 from kgshard_tools.commands.output import (
     Output,
@@ -58,6 +58,9 @@ def command(
     """
     if (queries is None) == (not names):
         raise click.UsageError("give one NAME or more, or --queries")
+    if exact and foreign_index is not None:
+        raise click.UsageError("give --exact or --allow-foreign-index, not both")
+    check_out(out, queries)
     from kgshard_tools.answers import load
     from kgshard_tools.batches import Batch, SimilarityAsker, block_size, read_entries, read_names
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from kgshard_tools.commands.batch import answer_batch, batch_options, print_answers
+from kgshard_tools.commands.batch import answer_batch, batch_options, check_out, print_answers
 from kgshard_tools.commands.names import ENTITY_NAME, RELATION_NAME
 from kgshard_tools.commands.output import (
     Output,
@@ -63,6 +63,9 @@ def command(
     given = {part: name for part, name in parts.items() if name is not None}
     if (queries is None and len(given) != 2) or (queries is not None and given):
         raise click.UsageError("give two of --head, --relation and --tail, or --queries")
+    if wanted["exact"] and wanted["foreign_index"] is not None:
+        raise click.UsageError("give --exact or --allow-foreign-index, not both")
+    check_out(out, queries, wanted["candidates"])
     asker = _asker(run, **wanted)
     if queries is None and out is None:
         print_answers(asker.answer([given])[0], output)

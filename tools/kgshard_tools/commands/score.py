@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from kgshard_tools.commands.batch import check_out
 from kgshard_tools.commands.names import ENTITY_NAME, RELATION_NAME
 from kgshard_tools.commands.output import Output, output_options, overlay_option, run_argument
 from kgshard_tools.terminal import reader_may_leave, shown
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    "score", epilog="Example: kgshard score world-run --head Austria --relation borders --tail Italy"
+    "score", epilog="Example: kgshard score world-run --head Austria --relation 'uses currency' --tail Euro"
 )
 @run_argument
 @click.argument("triples", required=False, metavar="[FILE|-]")
@@ -72,6 +73,7 @@ def command(
         raise click.UsageError("give --head, --relation and --tail, or a file of triples")
     if base_rate is not None and not calibrate:
         raise click.UsageError("--base-rate has no effect without --calibrate")
+    check_out(out, triples)
     scorer = _scorer(run, overlay, calibrate=calibrate, base_rate=base_rate)
     if triples is None and out is None:
         [found] = scorer.score([given])

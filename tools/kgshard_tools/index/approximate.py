@@ -19,7 +19,7 @@ from kgshard_tools.index.tuned import IndexPartFile, TunedIndex
 from kgshard_tools.search import Exclusions, Fetched, Ids, Scan, Scores
 
 _FEW_EXCLUDED = (0, 8, 64, 512)
-"""Queries with up to so many exclusions are searched together, for so many more answers."""
+"""Queries with up to so many exclusions are searched together, for so many more answers; others by a scan."""
 
 
 class ApproximateIndex(TunedIndex):
@@ -56,16 +56,19 @@ class ApproximateIndex(TunedIndex):
 
     def fetch(self, queries: Scores, count: int, excluded: Exclusions) -> Fetched:
         narrow, setting = self._narrow(queries), self.search.setting
-        ids, values = self._find(narrow, count, excluded, setting)
+        ids, values = _nothing(len(queries), count)
+        few = np.flatnonzero(excluded.counts <= _FEW_EXCLUDED[-1])
+        ids[few], values[few] = self._find(narrow[few], count, excluded.take(few), setting)
         most = max(self.kind.settings(self.num_lists, len(self)))
-        short = np.flatnonzero((ids < 0).any(axis=1))
+        short = few[(ids[few] < 0).any(axis=1)]
         while len(short) and setting < most:
             setting = min(4 * setting, most)
             ids[short], values[short] = self._find(narrow[short], count, excluded.take(short), setting)
             short = short[(ids[short] < 0).any(axis=1)]
-        if len(short):  # Nodes of a graph that no other links to.
-            found = self._scan.fetch(queries[short], count, excluded.take(short))
-            ids[short], values[short] = found.ids, found.values
+        left = np.flatnonzero((ids < 0).any(axis=1))
+        if len(left):  # Many exclusions, or nodes of a graph that no other links to.
+            found = self._scan.fetch(queries[left], count, excluded.take(left))
+            ids[left], values[left] = found.ids, found.values
         return Fetched(ids, values, np.full(len(queries), np.inf), self._longest)
 
     def _narrow(self, queries: Scores) -> Floats:
@@ -75,37 +78,46 @@ class ApproximateIndex(TunedIndex):
         return np.ascontiguousarray(np.pad(narrow, ((0, 0), (0, self._padding)))) if self._padding else narrow
 
     def _find(self, narrow: Floats, count: int, excluded: Exclusions, setting: int) -> tuple[Ids, Floats]:
-        """Return rows int64[B, count] that are not excluded, and their values; -1 where there are fewer."""
+        """Return rows int64[B, count] that are not excluded, and their values; -1 where there are fewer.
+
+        What is excluded is mostly what lies nearest, so the more of it there is, the more is looked through.
+        """
         if not excluded:
             return self._find_any(narrow, count, setting)
-        ids, values = np.empty((len(narrow), count), np.int64), np.empty((len(narrow), count), np.float32)
+        ids, values = _nothing(len(narrow), count)
         counts, before = excluded.counts, -1
         for limit in _FEW_EXCLUDED:
             some = np.flatnonzero((counts > before) & (counts <= limit))
             before = limit
             if len(some):
-                more = count + int(counts[some].max())
-                all_ids, all_values = self._find_any(narrow[some], more, setting)
-                ids[some], values[some] = _first(all_ids, all_values, excluded.take(some), count)
-        for query in np.flatnonzero(counts > before).tolist():
-            one = slice(query, query + 1)
-            ids[one], values[one] = self._find_any(narrow[one], count, setting, excluded.of(query))
+                most = int(counts[some].max())
+                found = self._find_any(narrow[some], count + most, self._effort(setting, count, most))
+                ids[some], values[some] = _first(*found, excluded.take(some), count)
         return ids, values
 
-    def _find_any(
-        self, narrow: Floats, count: int, setting: int, not_these: Ids | None = None
-    ) -> tuple[Ids, Floats]:
+    def _effort(self, setting: int, count: int, num_excluded: int) -> int:
+        """Return how much to look through where so many rows are no answers."""
+        if self.kind.parameter == "ef":
+            return setting + 2 * num_excluded
+        in_lists = -(-num_excluded * self.num_lists // len(self))
+        return min(setting + setting * in_lists + 2 * in_lists, self.num_lists) if num_excluded else setting
+
+    def _find_any(self, narrow: Floats, count: int, setting: int) -> tuple[Ids, Floats]:
         """Search every part; return rows int64[B, count] and values, best first."""
         found = []
         for start, index in self._parts:
-            own = None if not_these is None else not_these - start
-            values, ids = faiss_files.find(index, self.kind, narrow, count, setting, own)
+            values, ids = faiss_files.find(index, self.kind, narrow, count, setting)
             found.append((np.where(ids < 0, -1, ids + start), np.where(ids < 0, np.float32(-np.inf), values)))
         if len(found) == 1:
             return found[0]
         ids, values = (np.concatenate(parts, axis=1) for parts in zip(*found, strict=True))
         order = np.argsort(-values, axis=1, kind="stable")[:, :count]
         return np.take_along_axis(ids, order, axis=1), np.take_along_axis(values, order, axis=1)
+
+
+def _nothing(num_queries: int, count: int) -> tuple[Ids, Floats]:
+    """Return rows and values of queries that found nothing yet."""
+    return np.full((num_queries, count), -1, np.int64), np.full((num_queries, count), -np.inf, np.float32)
 
 
 def _first(ids: Ids, values: Floats, excluded: Exclusions, count: int) -> tuple[Ids, Floats]:

@@ -17,6 +17,7 @@ from kgshard.files import AnyPath, replacing, write_json
 from kgshard.records import FileInfo, IndexFile, IndexInfo, IndexPart, RecallInfo, describe_file
 from kgshard.runs import open_run
 from kgshard.shards import Floats, first_non_finite
+from kgshard.start import locked
 from kgshard_tools.index import tuned_class
 from kgshard_tools.index.contents import PURPOSES, Contents, contents_of, identity
 from kgshard_tools.index.kinds import KINDS, Kind, Search, find_kind, is_too_small, num_lists
@@ -34,6 +35,7 @@ _ROWS_TO_TRAIN_ON = 64
 _LEAST_TO_TRAIN_ON = 1024
 """Lists' worth of rows: scalar and product quantisers must see enough of them too."""
 _GATHERED_ROWS = 16384
+_MOST_SQUARED = 1e37
 _WORTHWHILE = 2.0
 """Times an exact scan: what gives up exactness must be faster than that."""
 _SMALL_SHARE = 1 / 16
@@ -82,21 +84,16 @@ def build_index(
     wanted, notes = _wanted(stored, purpose, settings)
     folder = opened.folder / FOLDER
     folder.mkdir(exist_ok=True)
-    before = _before(folder)
-    built = {}
-    for contents, kind in wanted:
-        try:
-            built[contents.name] = _Builder(stored, contents, kind, folder, settings).build()
-        except _NotWorthwhileError:
-            exact = KINDS["norm" if _norms_tell(contents) and not per_shard else "flat"]
-            notes.append(
-                f"{contents.name}: {kind.name} with this recall is hardly faster than looking at every row; "
-                f"built {exact.name}, which is exact"
-            )
-            built[contents.name] = _Builder(stored, contents, exact, folder, settings).build()
-    labels = _labels(stored, before) if with_labels else before.labels
-    write_json(folder / SIDECAR, IndexFile(indexes=before.indexes | built, labels=labels))
-    _remove_unused(folder, before, built)
+    with locked(folder):
+        before = _before(folder)
+        with ExitStack() as stack:  # No file comes to its name before all are built and measured.
+            built, told = _all_built(stored, wanted, folder, settings, stack)
+        notes += told
+        labels = _labels(stored, before) if with_labels else before.labels
+        asked = {contents.name for contents, _ in wanted}
+        kept = {name: info for name, info in before.indexes.items() if name not in asked}
+        write_json(folder / SIDECAR, IndexFile(indexes=kept | built, labels=labels))
+        _remove_unused(folder, before, kept | built)
     for name, info in built.items():
         notes += _measured(name, info)
     files = [str(folder / part.file) for info in built.values() for part in info.parts]
@@ -105,6 +102,28 @@ def build_index(
         files, size = [*files, str(labels_path(opened.folder))], size + labels.bytes
     seconds = time.monotonic() - began
     return Written([*files, str(folder / SIDECAR)], stored.model.num_entities, size, seconds, notes)
+
+
+def _all_built(
+    stored: Stored, wanted: list[tuple[Contents, Kind]], folder: Path, settings: _Settings, stack: ExitStack
+) -> tuple[dict[str, IndexInfo], list[str]]:
+    """Build indexes, whose files come to their names when `stack` ends; return them, and what to say."""
+    built: dict[str, IndexInfo] = {}
+    notes = []
+    for contents, kind in wanted:
+        try:
+            built[contents.name] = _Builder(stored, contents, kind, folder, settings).build(stack)
+        except _NotWorthwhileError:
+            exact = KINDS["norm" if _norms_tell(contents) and not settings.per_shard else "flat"]
+            slow = (
+                f"{contents.name}: {kind.name} with this recall is hardly faster than looking at every row; "
+            )
+            if exact.searched_by(contents.metric) is None:
+                notes.append(f"{slow}built none, predict scans the shards, exactly")
+                continue
+            notes.append(f"{slow}built {exact.name}, which is exact")
+            built[contents.name] = _Builder(stored, contents, exact, folder, settings).build(stack)
+    return built, notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +191,12 @@ def _labels(stored: Stored, before: IndexFile) -> FileInfo:
     return describe_file(path)
 
 
-def _remove_unused(folder: Path, before: IndexFile, built: dict[str, IndexInfo]) -> None:
+def _remove_unused(folder: Path, before: IndexFile, after: dict[str, IndexInfo]) -> None:
     """Remove files of indexes that were replaced by ones with other files."""
-    for name in built.keys() & before.indexes.keys():
-        kept = {part.file for part in built[name].parts}
-        for part in before.indexes[name].parts:
-            if part.file not in kept:
-                (folder / part.file).unlink(missing_ok=True)
+    used = {part.file for info in after.values() for part in info.parts}
+    for part in (part for info in before.indexes.values() for part in info.parts):
+        if part.file not in used:
+            (folder / part.file).unlink(missing_ok=True)
 
 
 def _measured(name: str, info: IndexInfo) -> Iterator[str]:
@@ -222,37 +240,36 @@ class _Builder:
             [piece.rows for piece in table.pieces if len(piece.rows)] if settings.per_shard else every
         )
 
-    def build(self) -> IndexInfo:
-        """Build, measure and write the index.
+    def build(self, stack: ExitStack) -> IndexInfo:
+        """Build, measure and describe the index; its files come to their names when `stack` ends.
 
         Raises:
-            _NotWorthwhileError: "auto" found it hardly faster than an exact scan; nothing was written.
+            _NotWorthwhileError: "auto" found it hardly faster than an exact scan; nothing of it is left.
         """
         from kgshard_tools.index import faiss_files
 
         kind, ranges = self._kind, self._ranges
         lists = num_lists(min(map(len, ranges))) if kind.parameter == "nprobe" else 0
-        needs_longest = kind.lengthens(self._contents.metric) or kind.is_by_norm
-        lengths = self._lengths() if needs_longest else np.empty(0)
+        lengths = np.empty(0) if kind.name == "flat" else self._lengths()
         longest = float(lengths.max(initial=0.0))
         empty, built_with = self._trained(lists, longest)
-        with ExitStack() as stack:
+        with ExitStack() as own:
             files = []
             for number, rows in enumerate(ranges, start=1):
                 of_all = f"-{number:05}-of-{len(ranges):05}" if len(ranges) > 1 else ""
                 path = self._folder / f"{self._contents.name}{of_all}.faiss"
-                temporary = stack.enter_context(replacing(path))
+                temporary = own.enter_context(replacing(path))
                 files.append((path.name, temporary, rows))
                 order = np.argsort(-lengths, kind="stable") if kind.is_by_norm else None
                 index = faiss_files.copy_without_vectors(empty)
                 longest = max(longest, self._fill(index, rows, longest, order))
                 faiss_files.write_index(index, temporary)
-            if kind.is_exact:
-                return self._described(files, longest, built_with, {}, None)
-            search, recall = self._measured(files, longest)
-            if recall is None:
+            search, recall = ({}, None) if kind.is_exact else self._measured(files, longest)
+            if recall is None and not kind.is_exact:
                 raise _NotWorthwhileError
-            return self._described(files, longest, built_with, search, recall)
+            info = self._described(files, longest, built_with, search, recall)
+            stack.push(own.pop_all())
+        return info
 
     def _trained(self, lists: int, longest: float) -> tuple[Any, dict[str, int]]:
         """Return an index without vectors that knows what it must of them, and what index.json says of it."""
@@ -262,7 +279,12 @@ class _Builder:
         width = self._contents.lift.width(self._table.dim)
         width = faiss_files.padded_width(kind, width) + kind.lengthens(metric)
         searched_by = kind.searched_by(metric)
-        assert searched_by is not None  # `_wanted` asked.
+        assert searched_by is not None  # Whoever chose the kind asked.
+        if not kind.is_by_norm and longest * longest * width > _MOST_SQUARED:
+            raise ConfigError(
+                f"--type {kind.name}: squares of vectors as long as {longest:.3g} leave float32, which FAISS "
+                "computes in; use --type flat, which decides in float64"
+            )
         index = faiss_files.new_index(kind, searched_by, width, lists)
         built_with = faiss_files.built_with(kind, lists)
         if not faiss_files.is_trained(index):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import faiss
-import numpy as np
 
 from kgshard.errors import ShardError
 from kgshard.shards import Floats
@@ -65,6 +64,9 @@ def train(index: Any, sample: Floats, *, seed: int) -> None:
     if ivf is not None:
         ivf.cp.seed = seed
         ivf.cp.max_points_per_centroid = max(1, -(-len(sample) // ivf.nlist))
+        codes = getattr(_faiss.downcast_index(ivf), "pq", None)
+        if codes is not None:  # It would warn for each part of a code.
+            codes.cp.min_points_per_centroid = 1
     index.train(sample)
 
 
@@ -114,9 +116,7 @@ def size_of(index: Any) -> tuple[int, int]:
     return index.ntotal, index.d
 
 
-def find(
-    index: Any, kind: Kind, queries: Floats, count: int, setting: int, not_these: Ids | None = None
-) -> tuple[Floats, Ids]:
+def find(index: Any, kind: Kind, queries: Floats, count: int, setting: int) -> tuple[Floats, Ids]:
     """Return the best vectors for queries float32[B, E] as values float32[B, count], higher first, and ids.
 
     Ids are -1 where fewer were found.
@@ -127,15 +127,11 @@ def find(
         queries: As wide as the index.
         count: How many.
         setting: `nprobe` or `ef`.
-        not_these: Vectors, ascending, that are not to be found.
     """
-    chosen: dict[str, Any] = {}
-    if not_these is not None:
-        chosen["sel"] = faiss.IDSelectorNot(faiss.IDSelectorBatch(np.ascontiguousarray(not_these)))
     if kind.parameter == "nprobe":
-        parameters = _faiss.SearchParametersIVF(nprobe=setting, **chosen)
+        parameters = _faiss.SearchParametersIVF(nprobe=setting)
     else:
-        parameters = _faiss.SearchParametersHNSW(efSearch=max(setting, count), **chosen)
+        parameters = _faiss.SearchParametersHNSW(efSearch=max(setting, count))
     values, ids = index.search(queries, count, params=parameters)
     return values if index.metric_type == faiss.METRIC_INNER_PRODUCT else -values, ids
 

@@ -119,6 +119,7 @@ class ForeignReader:
             raise ShardError(f"{path}: {error}", file=str(path)) from error
 
     def _exchange(self, head: bytes, queries: bytes) -> bytes:
+        was_running = self._server is not None
         try:
             server = self._running()
             assert server.stdin is not None
@@ -126,7 +127,12 @@ class ForeignReader:
                 server.stdin.write(FRAME.pack(len(content)) + content)
             server.stdin.flush()
             return _read_frame(server, self._seconds + _GRACE)
-        except (OSError, EOFError) as error:
+        except (BrokenPipeError, EOFError) as error:
+            self._stop()
+            if was_running:  # It may have been gone before it was asked.
+                return self._exchange(head, queries)
+            raise KgshardError(f"the process that reads foreign indexes ended: {error}; ask again") from error
+        except OSError as error:
             self._stop()
             raise KgshardError(f"the process that reads foreign indexes ended: {error}; ask again") from error
         except BaseException:

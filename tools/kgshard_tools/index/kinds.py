@@ -23,6 +23,8 @@ FaissMetric = Literal["dot", "l2", "l1"]
 
 _ROWS_FOR_A_LIST = 39
 """Fewer would make poor centroids, which FAISS warns of."""
+_LEAST_NODES = 32
+"""Fewer are all linked to each other."""
 _FEW_ROWS = 100_000
 """Below this a scan of all rows takes a few milliseconds, and is exact."""
 
@@ -96,9 +98,15 @@ KINDS = {
         Kind("ivf", "lists of rows around centroids", "nprobe", least_rows=2 * _ROWS_FOR_A_LIST),
         Kind("ivfsq", "the same, 8 bits a float", "nprobe", is_lossy=True, least_rows=2 * _ROWS_FOR_A_LIST),
         Kind("ivfpq", "the same, 8 bits for four floats", "nprobe", is_lossy=True, least_rows=256),
-        Kind("hnsw", "a graph of near rows", "ef"),
-        Kind("hnswsq", "the same, 8 bits a float", "ef", is_lossy=True),
-        Kind("hnsw-ip", "a graph on raw inner products, which may collapse", "ef", is_raw=True),
+        Kind("hnsw", "a graph of near rows", "ef", least_rows=_LEAST_NODES),
+        Kind("hnswsq", "the same, 8 bits a float", "ef", is_lossy=True, least_rows=_LEAST_NODES),
+        Kind(
+            "hnsw-ip",
+            "a graph on raw inner products, which may collapse",
+            "ef",
+            is_raw=True,
+            least_rows=_LEAST_NODES,
+        ),
     )
 }
 TYPES = ("auto", *KINDS)

@@ -90,8 +90,8 @@ class NormIndex(TunedIndex):
             vectors = self._vectors.read(block)
             ahead = lengths[active] * float(np.linalg.norm(vectors[0].astype(np.float64)))
             goes_on = best.worst[active] <= ahead + slacks[active]
-            if block.start >= most_rows:
-                goes_on[:] = False
+            if block.start >= most_rows:  # But whoever has too few candidates yet goes on.
+                goes_on &= np.isneginf(best.worst[active])
             bounds[active[~goes_on] - part.start] = ahead[~goes_on]
             active = active[goes_on]
             if not len(active):

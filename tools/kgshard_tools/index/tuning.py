@@ -2,7 +2,8 @@
 
 Measured on this table, with queries that this model asks: of train triples drawn at random, half of them from
 relations drawn at random, so that rare relations count. The true best come from an exact scan. One half of
-the queries chooses how to search, the other tells the recall, which so is no flattery.
+the queries chooses how to search, the other tells the recall, and must reach the target too. Each question is
+asked with known answers left out, as `predict` does, and with them shown.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from kgshard.records import GroupRecall, RecallInfo, RecallPoint
 from kgshard_tools.index.contents import Contents
 from kgshard_tools.index.kinds import Search
 from kgshard_tools.index.tuned import TunedIndex
+from kgshard_tools.known import KnownTriples
 from kgshard_tools.lifts import squares, unit_rows
 from kgshard_tools.search import CandidateSource, Exclusions, Found, Ids, Scan, Scores, search
 from kgshard_tools.stored import Stored
@@ -32,9 +34,10 @@ _NUM_LOWEST = 5
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Queries of one group ("tail", "head" or "neighbors"), and their true best."""
+    """Queries of one group, and their true best."""
 
     group: str
+    """"tail", "head", either with "known shown", or "neighbors"."""
     queries: Scores
     """float64[B, Q]."""
     excluded: Exclusions
@@ -113,7 +116,7 @@ def share_of_longest(
     ascending, shares = np.sort(lengths), []
     for _, queries, excluded, _ in _asked(stored, contents, num_queries, draw):
         ids = search(scan, queries, AT, excluded).ids
-        needed = np.quantile(lengths[ids[ids >= 0]], 1 - target)
+        needed = np.quantile(lengths[ids[ids >= 0]], 1 - target) if (ids >= 0).any() else np.inf
         shares.append(1 - np.searchsorted(ascending, needed) / len(ascending))
     return float(max(shares))
 
@@ -155,15 +158,18 @@ def _asked(
         queries = unit_rows(stored.checkpoint.entities.gather(entities).astype(np.float64))
         itself = Exclusions(np.arange(len(entities)), entities, num_queries=len(entities), num_rows=num_rows)
         return [("neighbors", queries, itself, nothing)]
-    return [_asked_links(stored, side, count, draw) for side in contents.sides]
+    return [each for side in contents.sides for each in _asked_links(stored, side, count, draw)]
 
 
 def _asked_links(
     stored: Stored, side: Side, count: int, draw: np.random.Generator
-) -> tuple[str, Scores, Exclusions, Ids]:
+) -> list[tuple[str, Scores, Exclusions, Ids]]:
+    """Return questions with known answers left out, which is what `predict` asks, and with them shown."""
     from kgshard_tools.links import LinkSearch, Sources
 
     train = stored.dataset.triples("train")
+    if not len(train):
+        raise ConfigError("train holds no triples, so nobody can tell what will be asked; use --type flat")
     chosen = np.concatenate(
         [draw.integers(0, len(train), count), _of_every_relation(train[:, 1], count, draw)]
     )
@@ -172,7 +178,12 @@ def _asked_links(
     pairs = pairs[draw.permutation(len(pairs))[:count]]
     queries = LinkSearch(stored, Sources(stored)).queries(side, pairs[:, 0], pairs[:, 1])
     finite = np.isfinite(queries).all(axis=1)
-    return side, queries[finite], Exclusions.none(int(finite.sum())), pairs[finite, 1]
+    if not finite.any():
+        raise ConfigError(f"no question for a {side} is finite; such a run cannot be indexed")
+    queries, anchors, relations = queries[finite], pairs[finite, 0], pairs[finite, 1]
+    known = KnownTriples(stored.dataset).answers(side, anchors, relations).everywhere()
+    every = Exclusions.none(len(queries))
+    return [(side, queries, known, relations), (f"{side}, known shown", queries, every, relations)]
 
 
 def _of_every_relation(relations: npt.NDArray[np.integer], count: int, draw: np.random.Generator) -> Ids:
@@ -193,7 +204,7 @@ def _sample(
 
 
 def _part(sample: Sample, half: int) -> Sample:
-    some = np.arange(half, len(sample.queries), 2)
+    some = np.arange(half % len(sample.queries), len(sample.queries), 2)  # A single one is both halves.
     relations = sample.relations[some] if len(sample.relations) else sample.relations
     return Sample(
         sample.group,

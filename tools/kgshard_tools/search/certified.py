@@ -103,8 +103,9 @@ def _settle(
         part = slice(start, start + size)
         ids, values = _best(source, asked[part], candidates[part], found.ids.shape[1])
         last = np.take_along_axis(values, wanted[part, None] - 1, axis=1)[:, 0]
-        sure = fetched.worst[part] + slacks[part] < last
-        is_settled[part] = sure if source.is_exact else np.isfinite(slacks[part])
+        with np.errstate(invalid="ignore"):  # Infinite slack is settled below.
+            sure = fetched.worst[part] + slacks[part] < last
+        is_settled[part] = sure if source.is_exact else np.isfinite(slacks[part]) & np.isfinite(last)
         into = pending[part][is_settled[part]]
         beyond = np.arange(ids.shape[1]) >= wanted[part, None]
         found.ids[into, : ids.shape[1]] = np.where(beyond, -1, ids)[is_settled[part]]
