@@ -6,16 +6,12 @@ where an index comes back with too few, more of it is searched, at last every ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from kgshard.errors import ShardError
-from kgshard.shards import Floats, StoredTable
+from kgshard.shards import Floats
 from kgshard_tools.index import faiss_files
-from kgshard_tools.index.contents import Contents
-from kgshard_tools.index.kinds import Kind, Search
-from kgshard_tools.index.tuned import IndexPartFile, TunedIndex
+from kgshard_tools.index.tuned import TunedIndex
 from kgshard_tools.search import Exclusions, Fetched, Ids, Scan, Scores
 
 _FEW_EXCLUDED = (0, 8, 64, 512)
@@ -25,22 +21,11 @@ _FEW_EXCLUDED = (0, 8, 64, 512)
 class ApproximateIndex(TunedIndex):
     """Candidates from all parts of an index that FAISS searches."""
 
-    def __init__(
-        self,
-        files: Sequence[IndexPartFile],
-        contents: Contents,
-        kind: Kind,
-        table: StoredTable,
-        search: Search,
-        *,
-        longest: float,
-        recall: dict[str, float] | None = None,
-        labels: Sequence[str] = (),
-    ) -> None:
-        super().__init__(files, contents, kind, table, search, longest=longest, recall=recall, labels=labels)
-        self._scan = Scan(table, contents.metric, contents.lift, labels=labels)
+    def open_files(self) -> None:
+        table, files, kind = self.table, self.files, self.kind
+        self._scan = Scan(table, self.metric, self.lift, labels=self.labels)
         self._padding = faiss_files.padded_width(kind, self.width) - self.width
-        self._padding += kind.lengthens(contents.metric)
+        self._padding += kind.lengthens(self.metric)
         self._parts = [(file.rows.start, faiss_files.open_index(file.path, kind)) for file in files]
         self.num_lists = max(faiss_files.lists_of(index) for _, index in self._parts)
         for file, (_, index) in zip(files, self._parts, strict=True):
@@ -91,11 +76,11 @@ class ApproximateIndex(TunedIndex):
             before = limit
             if len(some):
                 most = int(counts[some].max())
-                found = self._find_any(narrow[some], count + most, self._effort(setting, count, most))
-                ids[some], values[some] = _first(*found, excluded.take(some), count)
+                found = self._find_any(narrow[some], count + most, self._effort(setting, most))
+                ids[some], values[some] = excluded.take(some).first_left(*found, count)
         return ids, values
 
-    def _effort(self, setting: int, count: int, num_excluded: int) -> int:
+    def _effort(self, setting: int, num_excluded: int) -> int:
         """Return how much to look through where so many rows are no answers."""
         if self.kind.parameter == "ef":
             return setting + 2 * num_excluded
@@ -118,12 +103,3 @@ class ApproximateIndex(TunedIndex):
 def _nothing(num_queries: int, count: int) -> tuple[Ids, Floats]:
     """Return rows and values of queries that found nothing yet."""
     return np.full((num_queries, count), -1, np.int64), np.full((num_queries, count), -np.inf, np.float32)
-
-
-def _first(ids: Ids, values: Floats, excluded: Exclusions, count: int) -> tuple[Ids, Floats]:
-    """Return the first `count` of rows, best first, that are not excluded; -1 where there are fewer."""
-    is_out = excluded.hold(ids) | (ids < 0)
-    order = np.argsort(is_out, axis=1, kind="stable")[:, :count]
-    out = np.take_along_axis(is_out, order, axis=1)
-    kept = np.where(out, np.float32(-np.inf), np.take_along_axis(values, order, axis=1))
-    return np.where(out, -1, np.take_along_axis(ids, order, axis=1)), kept

@@ -60,11 +60,7 @@ class ForeignSource(CandidateSource):
             part = np.arange(start, min(start + _QUERIES_AT_ONCE, len(queries)))
             narrow = queries[part, : self.width].astype(np.float32)
             found = self._reader.search(self._path, narrow, more, num_rows=len(self))
-            is_out = excluded.take(part).hold(found.ids) | (found.ids < 0)
-            order = np.argsort(is_out, axis=1, kind="stable")[:, :count]
-            out = np.take_along_axis(is_out, order, axis=1)
-            ids[part] = np.where(out, -1, np.take_along_axis(found.ids, order, axis=1))
-            values[part] = np.where(out, np.float32(-np.inf), np.take_along_axis(found.values, order, axis=1))
+            ids[part], values[part] = excluded.take(part).first_left(found.ids, found.values, count)
         longest = 1.0  # Nothing is bounded by it: what was not found is not known.
         short = np.flatnonzero((ids < 0).any(axis=1))
         if len(short):

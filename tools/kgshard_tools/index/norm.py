@@ -10,7 +10,7 @@ The file is a FAISS flat index with ids, which others may read; here it is mappe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
@@ -18,9 +18,7 @@ import numpy as np
 from kgshard.errors import ShardError
 from kgshard.shards import Floats, Piece, StoredTable, TensorInfo
 from kgshard_tools.headers import read_index_header
-from kgshard_tools.index.contents import Contents
-from kgshard_tools.index.kinds import Kind, Search
-from kgshard_tools.index.tuned import IndexPartFile, TunedIndex
+from kgshard_tools.index.tuned import TunedIndex
 from kgshard_tools.search import Exclusions, Fetched, Ids, Scores
 from kgshard_tools.search.best import BestRows
 
@@ -33,20 +31,8 @@ _SPARE = 4
 class NormIndex(TunedIndex):
     """Candidates from rows in order of length."""
 
-    def __init__(
-        self,
-        files: Sequence[IndexPartFile],
-        contents: Contents,
-        kind: Kind,
-        table: StoredTable,
-        search: Search,
-        *,
-        longest: float,
-        recall: dict[str, float] | None = None,
-        labels: Sequence[str] = (),
-    ) -> None:
-        super().__init__(files, contents, kind, table, search, longest=longest, recall=recall, labels=labels)
-        [file] = files
+    def open_files(self) -> None:
+        [file] = self.files
         header = read_index_header(file.path)
         if (
             header.offset is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,11 @@ class TunedIndex(CandidateSource):
         self.files, self.kind, self.search = files, kind, search
         self.is_exact = kind.is_exact
         self._longest, self._recall = longest, recall
+        self.open_files()
+
+    @abstractmethod
+    def open_files(self) -> None:
+        """Open `files`; see `__init__`."""
 
     def described(self) -> dict[str, object]:
         found: dict[str, object] = {"index": self.kind.name, self.kind.parameter: self.search.setting}

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kgshard.shards import Floats
+
 Ids = npt.NDArray[np.int64]
 
 
@@ -124,6 +126,14 @@ class Exclusions:
         places = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         held: npt.NDArray[np.bool_] = (self._keys[places] == keys) & (ids >= 0)
         return held
+
+    def first_left(self, ids: Ids, values: Floats, count: int) -> tuple[Ids, Floats]:
+        """Return the first `count` of rows int64[B, F] and their values that are left; else -1 and -inf."""
+        is_out = self.hold(ids) | (ids < 0)
+        order = np.argsort(is_out, axis=1, kind="stable")[:, :count]
+        out = np.take_along_axis(is_out, order, axis=1)
+        kept = np.where(out, np.float32(-np.inf), np.take_along_axis(values, order, axis=1))
+        return np.where(out, -1, np.take_along_axis(ids, order, axis=1)), kept
 
 
 def _distinct(keys: Ids) -> Ids:
