@@ -2,10 +2,10 @@
 
     python benchmarks/export.py [--mib 2048] [--repeats 3] [--formats numpy parquet ...]
 
-One JSON line for each format: medians of alternating runs, warm cache. `cp_sync_ratio` is the seconds of the
-export over those of `cp` and `sync` on the files it wrote, `pyarrow_ratio` (parquet only) over those of
-pyarrow's writer given the same arrays in memory, without compression. Memory is the peak resident set above
-that of importing the same program.
+One JSON line for each format: medians of alternating runs, warm cache. `cp_sync_ratio` is the median, over
+the runs, of the seconds of the export over those of `cp` and `sync` on the files it wrote, `pyarrow_ratio`
+(parquet only) over those of pyarrow's writer given the same arrays in memory, without compression. Memory is
+the peak resident set above that of importing the same program.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from common import emit, median, run_command
@@ -53,23 +54,20 @@ def compare(folder: Path, run: Path, format: str, repeats: int) -> None:
     base, _ = run_command([sys.executable, "-c", "import kgshard_tools.export, kgshard_tools.cli"])
     ours, theirs, pyarrows, peak = [], [], [], 0.0
     for _ in range(repeats):
-        shutil.rmtree(out, ignore_errors=True)
-        os.sync()
+        clear(out)
         cost, _ = run_command(command)
         ours.append(cost.seconds - base.seconds)
         peak = max(peak, cost.peak_mib)
-        shutil.rmtree(copy, ignore_errors=True)
-        os.sync()
+        clear(copy)
         theirs.append(
             run_command(["sh", "-c", f"cp -r --reflink=never {out} {copy} && sync {copy}/*"])[0].seconds
         )
         if format == "parquet":
-            shutil.rmtree(copy)
-            os.sync()
+            clear(copy)
             pyarrows.append(
                 float(run_command([sys.executable, "-c", PYARROW, str(out), str(folder / "pa.parquet")])[1])
             )
-            (folder / "pa.parquet").unlink()
+            clear(folder / "pa.parquet")
     size = sum(path.stat().st_size for path in out.rglob("*"))
     shutil.rmtree(out)
     emit(
@@ -78,10 +76,20 @@ def compare(folder: Path, run: Path, format: str, repeats: int) -> None:
         seconds_less_start_up=median(ours),
         megabytes_per_second=size / 1e6 / median(ours),
         cp_sync_seconds=median(theirs),
-        cp_sync_ratio=median(ours) / median(theirs),
-        **({"pyarrow_ratio": median(ours) / median(pyarrows)} if pyarrows else {}),
+        cp_sync_ratio=median(our / their for our, their in zip(ours, theirs, strict=True)),
+        **({"pyarrow_ratio": median(our / their for our, their in zip(ours, pyarrows, strict=True))} if pyarrows else {}),
         peak_mib_above_import=round(peak - base.peak_mib, 1),
     )
+
+
+def clear(path: Path) -> None:
+    """Remove a file or folder, and wait until the disk is done with it: it still works on what was removed."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    os.sync()
+    time.sleep(2)
 
 
 if __name__ == "__main__":

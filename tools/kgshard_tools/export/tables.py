@@ -59,7 +59,7 @@ class Rows(StoredRows):
 def _consecutive(path: Path, wanted: range, names: list[str], size: int) -> Iterator[pa.RecordBatch]:
     """Yield columns of consecutive rows of a Parquet file; only row groups that hold some are read."""
     with pq.ParquetFile(path) as file:
-        held, position = file.schema_arrow.empty_table().select(names), 0
+        held, position = pa.Table.from_batches([], file.schema_arrow).select(names), 0
         for index in range(file.num_row_groups):
             count = file.metadata.row_group(index).num_rows
             start, stop = max(wanted.start, position), min(wanted.stop, position + count)
