@@ -77,13 +77,17 @@ def compare(folder: Path, run: Path, format: str, repeats: int) -> None:
         megabytes_per_second=size / 1e6 / median(ours),
         cp_sync_seconds=median(theirs),
         cp_sync_ratio=median(our / their for our, their in zip(ours, theirs, strict=True)),
-        **({"pyarrow_ratio": median(our / their for our, their in zip(ours, pyarrows, strict=True))} if pyarrows else {}),
+        **(
+            {"pyarrow_ratio": median(our / their for our, their in zip(ours, pyarrows, strict=True))}
+            if pyarrows
+            else {}
+        ),
         peak_mib_above_import=round(peak - base.peak_mib, 1),
     )
 
 
 def clear(path: Path) -> None:
-    """Remove a file or folder, and wait until the disk is done with it: it still works on what was removed."""
+    """Remove a file or folder, and wait until the disk is done with that too."""
     if path.is_dir():
         shutil.rmtree(path)
     else:

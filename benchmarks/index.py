@@ -119,7 +119,9 @@ class Questions:
         return Questions(load(run), side, pairs[:, 0], pairs[:, 1])
 
     def best(self, some: slice = slice(None), *, exact: bool = False) -> Found:
-        return self.model.links.best(self.side, self.anchors[some], self.relations[some], K, exact=exact)
+        links = self.model.links
+        source = links.source(self.side, exact=exact)
+        return links.best(self.side, self.anchors[some], self.relations[some], K, source=source)
 
     def vectors(self, width: int) -> npt.NDArray[np.float32]:
         """Return the queries as FAISS takes them: float32, padded with zeros."""

@@ -210,6 +210,15 @@ def widen(stored: npt.NDArray[Any], dtype: str) -> Floats:
     return stored.astype(np.float32, copy=False)
 
 
+def _aligned(stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return rows that lie where the processor likes them; numpy would copy others value by value."""
+    if stored.flags.aligned:
+        return stored
+    copied = np.empty(stored.shape, stored.dtype)
+    copied.view(np.uint8)[:] = np.asarray(stored).view(np.uint8)
+    return copied
+
+
 def narrow(values: Floats, dtype: str) -> npt.NDArray[Any]:
     """Return float32 values as they are stored: rounded to nearest, ties to even; bfloat16 as its 16 bits."""
     if dtype != "BF16":
@@ -323,12 +332,12 @@ class StoredTable:
         overlaps = list(self._overlaps(rows))
         if len(overlaps) == 1:
             [(index, here)] = overlaps
-            return widen(self._stored(index)[here.start : here.stop], self.dtype)
+            return widen(_aligned(self._stored(index)[here.start : here.stop]), self.dtype)
         values = np.empty((len(rows), self.dim), np.float32)
         position = 0
         for index, here in overlaps:
             stop = position + len(here)
-            values[position:stop] = widen(self._stored(index)[here.start : here.stop], self.dtype)
+            values[position:stop] = widen(_aligned(self._stored(index)[here.start : here.stop]), self.dtype)
             position = stop
         return values
 

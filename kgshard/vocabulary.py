@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,8 @@ from kgshard.files import replacing
 _NUM_SUGGESTIONS = 5
 _MAX_COMPARED = 2000
 _ROW_GROUP = 1 << 16
+_FOUND_WHILE_HASHED = 64
+"""How many labels a table of hashes takes in while one is found by bisection."""
 _MAX_GROUPS = 32
 """Row groups that are read one by one before all are."""
 
@@ -155,8 +157,17 @@ class Vocabulary(Sequence[str]):
     def ids_of(self, names: Iterable[str]) -> npt.NDArray[np.int64]:
         """Return int64[I], one id a name; see `id_of`."""
         names = list(names)
-        ids = {name: self.id_of(name) for name in dict.fromkeys(names)}
-        return np.array([ids[name] for name in names], np.int64)
+        ids = self.find_all(dict.fromkeys(names))
+        return np.array([self.id_of(name) if ids[name] is None else ids[name] for name in names], np.int64)
+
+    def find_all(self, names: Collection[str]) -> dict[str, int | None]:
+        """Return the id of each of many distinct labels, or None; see `find`."""
+        if len(names) * _FOUND_WHILE_HASHED < len(self) or not all(
+            isinstance(name, str) and _is_text(name) for name in names
+        ):
+            return {name: self.find(name) for name in names}
+        places = pc.index_in(pa.array(list(names), pa.large_string()), self._labels)
+        return dict(zip(names, places.to_pylist(), strict=True))
 
     def search(self, text: str, limit: int = 10) -> list[Any]:
         """Return what fits `text` best: of a loaded run matches with id and label, else labels like it."""

@@ -77,6 +77,18 @@ def test_every_label_finds_its_own_id_and_no_other_does(labels: list[str], other
     assert (other in found) is (other in labels)
 
 
+@settings(deadline=None)
+@given(st.lists(texts, unique=True, max_size=30), st.lists(texts, unique=True, max_size=30))
+def test_many_names_at_once_are_found_as_one_by_one(labels: list[str], others: list[str]) -> None:
+    vocabulary = vocabulary_of(labels)
+    names = [*labels, *others, "\udc80", *HOSTILE]
+    alone = {name: vocabulary.find(name) for name in dict.fromkeys(names)}
+    assert vocabulary.find_all(list(alone)) == alone
+    del alone["\udc80"]  # What is no text is looked for in another way, with all names beside it.
+    assert vocabulary.find_all(list(alone)) == alone
+    assert vocabulary.ids_of(label for label in labels * 2).tolist() == [alone[label] for label in labels * 2]
+
+
 def test_hostile_labels_are_found_and_told_apart() -> None:
     found = vocabulary_of(HOSTILE)
     assert sorted(found) == sorted(HOSTILE)

@@ -23,6 +23,7 @@ from kgshard_tools.index.build import build_index
 from kgshard_tools.overlay import extend, fold_in
 from kgshard_tools.questions import Question, Wanted
 from kgshard_tools.stored import open_stored
+from kgshard_tools.triple_scores import TripleScorer
 from safetensors.numpy import load_file
 
 import kgshard
@@ -227,6 +228,16 @@ def test_tables_and_json_say_who_was_folded_in(case: Callable[..., Case]) -> Non
     assert result["query"]["approximate"] is True
     assert {each["label"] for each in result["results"] if each["folded"]} == LABELS
     assert "approximate" not in "\n".join(model.predict_tails("e0", "r0").lines())
+
+
+def test_scores_of_triples_say_who_was_folded_in(case: Callable[..., Case]) -> None:
+    found = case()
+    scorer = TripleScorer(extend(open_stored(found.run.folder), found.overlay))
+    triples = [("e0", "r0", "e1"), ("new", "r0", "e1"), ("e1", "r1", "other")]
+    scores = scorer.score([dict(zip(("head", "relation", "tail"), each, strict=True)) for each in triples])
+    assert [score.approximate for score in scores] == [False, True, True]
+    assert ["approximate" in score.to_dict() for score in scores] == [False, True, True]
+    assert [score.line().endswith("(folded in)") for score in scores] == [False, True, True]
 
 
 def test_what_takes_a_run_takes_no_run_with_an_overlay(case: Callable[..., Case], tmp_path: Path) -> None:

@@ -677,6 +677,8 @@ def test_names_are_completed_from_the_store(indexed: Run) -> None:
     assert seconds < 2  # 0.1 s on an idle machine
     checkpoint = str(indexed.checkpoint.folder).replace(" ", "\\ ")
     assert complete("zsh", f"kgshard search {checkpoint} douglas\\ a", 3)[0] == lines
+    assert complete("zsh", f"kgshard predict {run} --head douglas\\ a", 4)[0] == lines
+    assert "Douglas Adams" in complete("zsh", f"kgshard predict {run} --head ", 4)[0]
 
 
 def test_what_cannot_be_completed_completes_to_nothing(finished: Run, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ class TrainedModel:
     ) -> None:
         """Open a run's best or newest checkpoint, or one of its checkpoint folders; see `load`."""
         self._stored = open_stored(run)
-        self.num_trained = self._stored.model.num_entities
+        self.num_trained = self._stored.num_trained
         """Entities of the run: those from this id on were folded in."""
         if overlay is not None:
             from kgshard_tools.overlay import extend
@@ -282,18 +282,18 @@ class TrainedModel:
             return self._predict_by_relation(side, questions, relations, wanted)
         known = self._known.answers(side, anchors, relations)
         everywhere = known.everywhere()
+        among = self._candidates(side, int(relations[0]), wanted)
+        source = self.links.source(side, among=among, exact=wanted.exact)
         found = self.links.best(
             side,
             anchors,
             relations,
             wanted.k,
             excluded=None if wanted.known else everywhere,
-            among=self._candidates(side, int(relations[0]), wanted),
-            exact=wanted.exact,
+            source=source,
         )
         splits = known.splits_of(found.ids)
         by = "inverse relation" if side == "head" and self.link_model.reciprocal else "relation"
-        source = self.links.source(side, exact=wanted.exact)
         labels = _labels_of_each(self.entities, found)
         asked = _labels(self.entities, anchors), _labels(self.relations, relations)
         meaning, probabilities = self._probabilities(side, relations, found, wanted)

@@ -33,6 +33,7 @@ COMMANDS = {
     "card": "Write a run's model card, as a Hugging Face hub shows it.",
     "index": "Build FAISS indexes of a run.",
     "predict": "Find the missing tail, head or relation of a triple.",
+    "ask": "Answer a query of several links and variables.",
     "score": "Score and rank whole triples.",
     "neighbors": "Find the entities most like another.",
     "vector": "Print the vector of an entity.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property
 
 import numpy as np
@@ -13,7 +14,7 @@ from kgshard.models.link import Side
 from kgshard_tools.search import Exclusions, Ids
 
 _FEW = 32
-"""So many questions are answered by a pass each over the triples; more are worth sorting them once."""
+"""So many questions, whenever they come, take a pass each over the triples; for more, these are sorted."""
 
 NEW = -1
 
@@ -45,6 +46,7 @@ class KnownTriples:
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
         self._sorted: dict[tuple[str, Side], KnownLinks] = {}
+        self._passes: Counter[tuple[str, Side]] = Counter()
 
     @cached_property
     def splits(self) -> dict[str, Triples]:
@@ -78,7 +80,8 @@ class KnownTriples:
 
     def _pairs(self, split: str, side: Side, anchors: Ids, relations: Ids) -> tuple[Ids, Ids]:
         triples = self.splits[split]
-        if len(anchors) > _FEW or (split, side) in self._sorted:
+        self._passes[split, side] += len(anchors)
+        if self._passes[split, side] > _FEW:
             return self._sorted_links(split, side).answers(anchors, relations)
         each = [
             known_answers(triples, side, anchor=anchor, relation=relation)

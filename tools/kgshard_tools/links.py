@@ -66,9 +66,12 @@ class LinkSearch:
         self._sources = sources
         self._model = stored.model
 
-    def source(self, side: Side, *, exact: bool = False) -> CandidateSource:
-        """Return what finds the best answers for one side."""
-        return self._sources.opened(link_contents(self._stored, side), exact=exact)
+    def source(self, side: Side, *, among: Ids | None = None, exact: bool = False) -> CandidateSource:
+        """Return what finds the best answers for one side; those `among` some rows are scanned, exactly."""
+        contents = link_contents(self._stored, side)
+        if among is not None:
+            return self._sources.scan(contents, among)
+        return self._sources.opened(contents, exact=exact)
 
     def best(
         self,
@@ -78,8 +81,7 @@ class LinkSearch:
         k: int,
         *,
         excluded: Exclusions | None = None,
-        among: Ids | None = None,
-        exact: bool = False,
+        source: CandidateSource | None = None,
     ) -> Found:
         """Return the best answers to B questions about one side.
 
@@ -89,16 +91,11 @@ class LinkSearch:
             relations: int64[B].
             k: How many answers.
             excluded: Rows that are no answers to a question.
-            among: int64, ascending: the only rows that may answer; these are scanned, exactly.
-            exact: Pass over an approximate index.
+            source: What finds them, as `source` gives it; an index where there is one.
 
         Raises:
             NonFiniteError: A query or a row is NaN or infinite.
         """
-        if among is None:
-            source = self.source(side, exact=exact)
-        else:
-            source = self._sources.scan(link_contents(self._stored, side), among)
         queries = self.queries(side, anchors, relations)
         if not np.isfinite(queries).all():
             [bad] = np.argwhere(~np.isfinite(queries).all(axis=1))[:1, 0].tolist()
@@ -107,7 +104,7 @@ class LinkSearch:
                 labels[int(ids[bad])] for labels, ids in zip(names, (anchors, relations), strict=True)
             )
             raise NonFiniteError(f"the query of {anchor!r} and {relation!r} is not finite")
-        found = search(source, queries, k, excluded)
+        found = search(source or self.source(side), queries, k, excluded)
         return replace(found, scores=found.scores + self._model.offset)
 
     def queries(self, side: Side, anchors: Ids, relations: Ids) -> Scores:

@@ -37,6 +37,11 @@ class Stored:
         return self.run.model
 
     @property
+    def num_trained(self) -> int:
+        """Entities of the run; those from this id on were folded in."""
+        return self.run.model.num_entities
+
+    @property
     def has_indexes(self) -> bool:
         """Whether an index of the run, where one was built, holds every entity."""
         return True

@@ -89,7 +89,7 @@ def test_the_recall_that_is_told_is_that_of_other_questions_too(
     assert min(info["recall"]["measured"].values()) >= TARGET
     for side in SIDES:
         anchors, relations = some_questions(asked, end=0 if side == "tail" else 2)
-        truth = asked.links.best(side, anchors, relations, 10, exact=True)
+        truth = asked.links.best(side, anchors, relations, 10, source=asked.links.source(side, exact=True))
         found = asked.links.best(side, anchors, relations, 10)
         same = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(truth.ids, found.ids, strict=True)])
         assert same >= info["recall"]["measured"][f"{side}, known shown"] - 0.05
@@ -278,7 +278,7 @@ def test_the_longest_rows_tell_which_answers_are_certain(run_of: Callable[[str],
     asked = load(run.folder)
     anchors, relations = some_questions(asked)
     found = asked.links.best("tail", anchors, relations, 10)
-    truth = asked.links.best("tail", anchors, relations, 10, exact=True)
+    truth = asked.links.best("tail", anchors, relations, 10, source=asked.links.source("tail", exact=True))
     assert truth.exact.all()
     assert 0 < found.exact.sum() < len(anchors)
     np.testing.assert_array_equal(found.ids[found.exact], truth.ids[found.exact])

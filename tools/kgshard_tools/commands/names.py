@@ -27,7 +27,8 @@ class Name(click.ParamType[str]):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem[str]]:
-        run = ctx.params.get("run")
+        # Behind an option that lacks its value, click has not come to the arguments yet.
+        run = ctx.params.get("run") or next(iter(ctx.args), None)
         try:
             labels = _labels_beginning(Path(run), incomplete, self.kind) if run else []
         except Exception:  # Whatever it is, a prompt that somebody types at is no place to say it.

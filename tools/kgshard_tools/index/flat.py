@@ -13,7 +13,7 @@ from kgshard.errors import ShardError
 from kgshard.shards import Floats, Piece, StoredTable, TensorInfo
 from kgshard_tools.headers import read_index_header
 from kgshard_tools.index.sidecar import FoundIndex
-from kgshard_tools.lifts import squares
+from kgshard_tools.lifts import AS_STORED, squares
 from kgshard_tools.search import Scan
 
 
@@ -47,5 +47,8 @@ class FlatIndex(Scan):
         self._longest = found.info.longest
 
     def _candidates(self, block: range) -> tuple[Floats, Floats]:
+        if self.lift is AS_STORED and self.table.dtype == "F32":
+            # The same floats; the shards keep them where the processor likes them.
+            return super()._candidates(block)
         vectors = self._vectors.read(block)
         return vectors, squares(vectors) if self.metric.uses_squares else np.empty(0, np.float32)

@@ -6,7 +6,7 @@ Shape letters: I ids, n rows.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,11 @@ class ExtendedVocabulary(Vocabulary):
         """Return the id of `label`, or None where there is no such label."""
         found = self._base.find(label)
         return self._places.get(label) if found is None else found
+
+    def find_all(self, names: Collection[str]) -> dict[str, int | None]:
+        """Return the id of each of many distinct labels, or None; see `find`."""
+        found = self._base.find_all(names)
+        return {name: self._places.get(name) if id is None else id for name, id in found.items()}
 
     def suggest(self, name: str) -> list[str]:
         """Return up to five labels that look like `name`, the most similar first."""

@@ -10,6 +10,8 @@ import numpy as np
 from kgshard.shards import Floats
 from kgshard_tools.search.exclusions import Ids
 
+_FEW = 128
+"""So many rows for each that is kept are looked at before others."""
 _MANY = 8
 """Beyond so many new rows for each that is kept, a partial sort of the block is cheaper than picking them."""
 
@@ -35,12 +37,17 @@ class BestRows:
         Values that are no numbers, or -inf, are never taken.
         """
         num_rows = values.shape[1]
+        few = _FEW * self.ids.shape[1]
+        if num_rows > 2 * few and np.isneginf(self._worst[queries]).any():
+            # The best of a few show how little of the others is worth keeping.
+            self._merge_block(queries, first_row, values[:, :few])
+            first_row, values, num_rows = first_row + few, values[:, few:], num_rows - few
         hits = np.flatnonzero(values > self._worst[queries][:, None])
         if len(hits) > _MANY * len(queries) * self.ids.shape[1]:
             self._merge_block(queries, first_row, values)
         elif len(hits):
             asked, places = np.divmod(hits, num_rows)
-            self._merge(queries, asked, first_row + places, values.reshape(-1)[hits])
+            self._merge(queries, asked, first_row + places, values[asked, places])
 
     def _merge_block(self, queries: Ids, first_row: int, values: Floats) -> None:
         count = min(self.ids.shape[1], values.shape[1])

@@ -45,12 +45,16 @@ class TripleScore:
     """The first split that holds it."""
     probability: float | None = None
     """Calibrated, where that was asked for."""
+    approximate: bool = False
+    """Whether the head or the tail was folded in."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form; "probability" is there only where it was asked for."""
+        """Return the JSON form; "probability" is there only where it was asked for, "approximate" if true."""
         whole = {name: getattr(self, name) for name in self.__slots__}
         if self.probability is None:
             del whole["probability"]
+        if not self.approximate:
+            del whole["approximate"]
         return whole
 
     def line(self) -> str:
@@ -59,7 +63,8 @@ class TripleScore:
         probability = "" if self.probability is None else f"  {self.probability:11.4f}"
         known = f"known ({self.split})" if self.known else "-"
         names = "  ".join(shown(self.triple[part]) for part in PARTS)
-        return f"{self.score:10.4f}  {ranks}{probability}  {known:<13}  {names}"
+        folded = "  (folded in)" if self.approximate else ""
+        return f"{self.score:10.4f}  {ranks}{probability}  {known:<13}  {names}{folded}"
 
 
 def header(*, calibrated: bool) -> str:
@@ -109,6 +114,7 @@ class TripleScorer:
         probabilities: Sequence[float | None] = [None] * len(names)
         if self.calibration is not None:
             probabilities = self._probabilities(self.calibration, triples[:, 1], placed).tolist()
+        is_folded = triples[:, [0, 2]].max(axis=1) >= self._stored.num_trained
         ranks = {side: found.ranks.under() for side, found in placed.items()}
         return [
             TripleScore(
@@ -120,6 +126,7 @@ class TripleScorer:
                 splits[number] != NEW,
                 self._known.split_name(splits[number]),
                 probabilities[number],
+                bool(is_folded[number]),
             )
             for number, given in enumerate(names)
         ]

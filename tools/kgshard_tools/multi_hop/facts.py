@@ -1,0 +1,77 @@
+"""Links that the triples state: true, whatever the model makes of them (Bai et al., 2023, QTO).
+
+They are not all equally true, so that answers they lead to do not tie: their log odds are those of the model,
+lifted above those of any link that is not stated.
+
+Shape letters: B anchors, n rows of a block, m pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kgshard.known import Ids
+from kgshard.models.link import Side
+from kgshard_tools.multi_hop.graph import Graph
+from kgshard_tools.multi_hop.truth import Degrees
+
+_LIFT = 100.0
+"""Log odds of a stated link above the model's, which a softmax in float64 keeps below 37."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The triples of some splits, or of none."""
+
+    graph: Graph
+    splits: tuple[str, ...]
+
+    def of(self, relation: int, side: Side, anchors: Ids) -> StatedLinks:
+        """Return the links of anchors int64[B], all different, to rows at `side` of a relation."""
+        if not self.splits:
+            nobody = np.empty(0, np.int64)
+            return StatedLinks(anchors, nobody, nobody)
+        return StatedLinks(anchors, *self.graph.ends(relation, side, self.splits))
+
+
+class StatedLinks:
+    """Which of B anchors the triples link to which rows."""
+
+    def __init__(self, anchors: Ids, far: Ids, near: Ids) -> None:
+        """Take the ends int64[T] of all triples of a relation; anchors are at the far end."""
+        order = np.argsort(anchors)
+        slots = np.searchsorted(anchors[order], far)
+        slots[slots == len(anchors)] = 0
+        is_asked = anchors[order[slots]] == far
+        pairs = np.stack([near[is_asked], order[slots[is_asked]]], axis=1)
+        self._rows, self._places = np.unique(pairs, axis=0).T
+        self._num_anchors = len(anchors)
+        self.counts: Ids = np.bincount(self._places, minlength=len(anchors))
+        """int64[B]: how many rows each anchor is linked to."""
+
+    def lift(self, degrees: Degrees, part: slice, rows: Ids) -> None:
+        """Lift the degrees [b, n] of the links between a part of the anchors and rows in place."""
+        first, stop = (np.searchsorted(self._rows, rows, side) for side in ("left", "right"))
+        counts = stop - first
+        columns = np.repeat(np.arange(len(rows)), counts)
+        stated = np.arange(counts.sum()) + np.repeat(first - np.cumsum(counts) + counts, counts)
+        places = self._places[stated]
+        is_here = (places >= part.start) & (places < part.stop)
+        here = places[is_here] - part.start, columns[is_here]
+        degrees[here] = _lifted(degrees[here])
+
+    def lift_pairs(self, degrees: Degrees, places: Ids, rows: Ids) -> None:
+        """Lift the degrees [m] of pairs of an anchor, by its place, and a row in place."""
+        is_stated = np.isin(self._keys(rows, places), self._keys(self._rows, self._places))
+        degrees[is_stated] = _lifted(degrees[is_stated])
+
+    def _keys(self, rows: Ids, places: Ids) -> npt.NDArray[np.int64]:
+        keys: npt.NDArray[np.int64] = rows * self._num_anchors + places
+        return keys
+
+
+def _lifted(degrees: Degrees) -> Degrees:
+    return _LIFT + np.maximum(degrees, -_LIFT / 2)
