@@ -6,7 +6,7 @@ import html
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from kgshard.models.link import SIDES
 from kgshard.ranking.protocol import protocol_line
@@ -46,20 +46,32 @@ class Answer:
         return ", ".join([*probability, *known, *(["folded in"] if self.folded else [])])
 
 
+class Labelled(Protocol):
+    """A dataclass with a label."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def label(self) -> str: ...
+
+
+AnyAnswer = TypeVar("AnyAnswer", bound=Labelled)
+
+
 @dataclass(frozen=True, slots=True)
-class Answers:
+class Ranked(Generic[AnyAnswer]):
     """A question and its answers, best first."""
 
     query: dict[str, Any]
-    results: list[Answer]
+    results: list[AnyAnswer]
 
-    def __iter__(self) -> Iterator[Answer]:
+    def __iter__(self) -> Iterator[AnyAnswer]:
         return iter(self.results)
 
     def __len__(self) -> int:
         return len(self.results)
 
-    def __getitem__(self, index: int) -> Answer:
+    def __getitem__(self, index: int) -> AnyAnswer:
         return self.results[index]
 
     @property
@@ -68,6 +80,11 @@ class Answers:
 
     def to_dict(self) -> dict[str, Any]:
         return {"query": self.query, "results": [asdict(answer) for answer in self.results]}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Answers(Ranked[Answer]):
+    """A question of one link, or about neighbours, and its answers."""
 
     def lines(self) -> list[str]:
         """Return a table, one line an answer; and one more where the question itself is approximate."""

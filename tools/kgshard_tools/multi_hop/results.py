@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
+from kgshard_tools.results import Ranked
 from kgshard_tools.terminal import shown
 
 
@@ -59,28 +58,9 @@ class HopAnswer:
         return "  ".join(part for part in (where, known) if part)
 
 
-@dataclass(frozen=True, slots=True)
-class HopAnswers:
-    """A query and its answers, best first."""
-
-    query: dict[str, Any]
-    results: list[HopAnswer]
-
-    def __iter__(self) -> Iterator[HopAnswer]:
-        return iter(self.results)
-
-    def __len__(self) -> int:
-        return len(self.results)
-
-    def __getitem__(self, index: int) -> HopAnswer:
-        return self.results[index]
-
-    @property
-    def labels(self) -> list[str]:
-        return [answer.label for answer in self.results]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"query": self.query, "results": [asdict(answer) for answer in self.results]}
+@dataclass(frozen=True, slots=True, repr=False)
+class HopAnswers(Ranked[HopAnswer]):
+    """A query and its answers."""
 
     def lines(self) -> list[str]:
         """Return a table, one line an answer, and a line on how sure it is that these are the best."""
