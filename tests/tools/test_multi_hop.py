@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -831,6 +832,16 @@ def test_a_file_of_queries_is_answered_line_by_line(finished: Run, tmp_path: Pat
     arguments = [sys.executable, "-c", program, str(finished.folder), "--queries", "-", "-k", "3"]
     done = subprocess.run(arguments, input=source.read_text(), capture_output=True, text=True, check=True)
     assert [json.loads(line)["query"]["structure"] for line in done.stdout.splitlines()] == ["ip"] * 3
+
+
+def test_answers_replace_neither_the_queries_nor_what_kgshard_wrote(finished: Run, tmp_path: Path) -> None:
+    source = tmp_path / "q.ndjson"
+    source.write_text(json.dumps(QUERIES["1p"][0]))
+    for out in (source, finished.folder / "answers.ndjson"):
+        with pytest.raises(ConfigError, match=f"--out {re.escape(str(out))}: "):
+            said(finished.folder, "--queries", source, "-o", out)
+    assert source.read_text() == json.dumps(QUERIES["1p"][0])
+    assert not (finished.folder / "answers.ndjson").exists()
 
 
 def test_a_query_that_cannot_be_answered_stops_a_batch_or_is_skipped(finished: Run, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from kgshard_tools.commands.batch import check_out
 from kgshard_tools.commands.output import Output, output_options, run_argument
 from kgshard_tools.terminal import reader_may_leave, shown
 
@@ -86,7 +87,8 @@ def command(
     ["Austria", ["borders", "uses currency"]]. --queries has such text, lists, or {"query": ...} on each line.
     """
     if (query is None) == (queries is None):
-        raise click.UsageError("give a QUERY or --queries")
+        raise click.UsageError("give either a QUERY or --queries")
+    check_out(out, queries)
     model = _model(run, k=k, t_norm=t_norm, beam=beam, scores=scores, facts=facts, known=not new)
     from kgshard_tools.multi_hop.batch import QueryBatch, read_lines, read_query, write_answers
 
