@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from graphs import make_run, tree
+from graphs import make_run, ring, tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kgshard_tools.answers import TrainedModel, load
@@ -284,6 +284,13 @@ def test_candidates_may_be_rows_names_or_those_seen(model: TrainedModel, tmp_pat
     by_row, by_name = (model.predict([question], Wanted(9, candidates=which)) for which in (rows, names))
     assert by_row == by_name
     assert {answer.label for answer in by_row[0]} <= {"e7", "?", "#3", "日本"}
+
+
+def test_where_train_has_nobody_at_an_end_nobody_answers(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ring(9, 1), [("e0", "only valid has it", "e1")], dim=4)
+    question = Question(head="e0", relation="only valid has it")
+    [answers] = load(run.folder).predict([question], Wanted(candidates="seen", known=True))
+    assert (len(answers), answers.query["exact"]) == (0, True)
 
 
 def test_a_batch_of_seen_candidates_takes_those_of_each_relation(model: TrainedModel) -> None:

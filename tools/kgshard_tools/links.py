@@ -104,7 +104,8 @@ class LinkSearch:
                 labels[int(ids[bad])] for labels, ids in zip(names, (anchors, relations), strict=True)
             )
             raise NonFiniteError(f"the query of {anchor!r} and {relation!r} is not finite")
-        found = search(source or self.source(side), queries, k, excluded)
+        source = self.source(side) if source is None else source
+        found = search(source, queries, k, excluded)
         return replace(found, scores=found.scores + self._model.offset)
 
     def queries(self, side: Side, anchors: Ids, relations: Ids) -> Scores:
