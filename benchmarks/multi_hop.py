@@ -59,7 +59,7 @@ class Sampler:
         """Return an entity with as many links as an end of a triple drawn at random."""
         return int(self._random.choice(self._triples[self._random.integers(len(self._triples)), [0, 2]]))
 
-    def path(self, answer: int, length: int, source: Node | None = None) -> Node:
+    def path(self, answer: int, length: int) -> Node:
         """Draw a path of some links that ends at an answer."""
         at = int(self._order[self._random.integers(self._starts[answer], self._starts[answer + 1])])
         head, relation, tail = self._triples[at % len(self._triples)].tolist()

@@ -56,11 +56,21 @@ class KnownLinks:
             int64[M] which question, ascending, and int64[M] an entity that answers it.
         """
         keys = self._keys(anchors, relations, self._num_relations)
-        starts = np.searchsorted(self._sorted_keys, keys, side="left")
-        counts = np.searchsorted(self._sorted_keys, keys, side="right") - starts
-        questions = np.repeat(np.arange(len(keys)), counts)
-        within = np.arange(len(questions)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return questions, self._answers[np.repeat(starts, counts) + within].astype(np.int64)
+        starts, stops = (np.searchsorted(self._sorted_keys, keys, end) for end in ("left", "right"))
+        questions, places = in_ranges(starts, stops)
+        return questions, self._answers[places].astype(np.int64)
+
+
+def in_ranges(starts: Ids, stops: Ids) -> tuple[Ids, Ids]:
+    """Return all numbers of Q ranges, one after the other.
+
+    Returns:
+        int64[M] which range, ascending, and int64[M] a number in it.
+    """
+    counts = stops - starts
+    which = np.repeat(np.arange(len(counts)), counts)
+    within = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return which, np.repeat(starts, counts) + within
 
 
 def known_answers(triples: Triples, side: Side, *, anchor: int, relation: int) -> Ids:

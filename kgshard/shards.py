@@ -332,14 +332,18 @@ class StoredTable:
         overlaps = list(self._overlaps(rows))
         if len(overlaps) == 1:
             [(index, here)] = overlaps
-            return widen(_aligned(self._stored(index)[here.start : here.stop]), self.dtype)
+            return self._read_piece(index, here)
         values = np.empty((len(rows), self.dim), np.float32)
         position = 0
         for index, here in overlaps:
             stop = position + len(here)
-            values[position:stop] = widen(_aligned(self._stored(index)[here.start : here.stop]), self.dtype)
+            values[position:stop] = self._read_piece(index, here)
             position = stop
         return values
+
+    def _read_piece(self, index: int, rows: range) -> Floats:
+        """Return some of a piece's own rows, widened."""
+        return widen(_aligned(self._stored(index)[rows.start : rows.stop]), self.dtype)
 
     def blocks(self, rows: range | None = None, *, size: int | None = None) -> Iterator[tuple[range, Floats]]:
         """Yield the rows in order, in blocks of at most `size`, by default 8 MiB of float32.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kgshard.data.dataset import Triples
-from kgshard.known import Ids, KnownLinks, anchors_of, targets_of
+from kgshard.known import Ids, KnownLinks, anchors_of, in_ranges, targets_of
 from kgshard.models.link import Side
 
 
@@ -83,10 +83,8 @@ class Excluded:
             int64[M] triple, counted from the first of the part, and int64[M] entity.
         """
         starts, stops = self._ranges(self._questions.asked[part], entities.start, entities.stop)
-        counts = stops - starts
-        triples = np.repeat(np.arange(len(counts)), counts)
-        within = np.arange(len(triples)) - np.repeat(np.cumsum(counts) - counts, counts)
-        answers = self._keys[np.repeat(starts, counts) + within] % self._num_entities
+        triples, places = in_ranges(starts, stops)
+        answers = self._keys[places] % self._num_entities
         targets = self._questions.targets[part]
         mine = ((targets >= entities.start) & (targets < entities.stop)).nonzero()[0]
         return np.concatenate([triples, mine]), np.concatenate([answers, targets[mine]])

@@ -28,17 +28,6 @@ OnError = Literal["stop", "skip"]
 STDIN = "-"
 
 
-@dataclass(frozen=True, slots=True)
-class QueryLine:
-    """One line, as it was given."""
-
-    number: int
-    """From 1."""
-    where: str
-    """For messages: "queries.ndjson:3"."""
-    query: Query
-
-
 @dataclass(slots=True)
 class Tally:
     """How a batch went, so far."""

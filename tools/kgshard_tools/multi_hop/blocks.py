@@ -146,8 +146,7 @@ class Links:
             self._scale.degrees(scores, self._relation, self._side, spread) for scores in (low, high)
         )
         lower, upper = lowered(lower), raised(upper)
-        for bound in (lower, upper):
-            self._stated.lift(bound, part, block.ids)
+        self._stated.lift(part, block.ids, lower, upper)
         return lower, upper
 
     def degrees(self, places: Ids, rows: Ids) -> Degrees:

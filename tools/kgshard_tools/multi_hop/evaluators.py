@@ -39,6 +39,13 @@ class Truth:
     nobody was left out, as `most` is `high`."""
     most: Degrees
 
+    def mapped(self, below: Callable[[Degrees], Degrees], above: Callable[[Degrees], Degrees]) -> Truth:
+        """Return what one function makes of the lower bounds, and another of the upper ones."""
+        low, high = below(self.low), above(self.high)
+        least = low if self.least is self.low else below(self.least)
+        most = high if self.most is self.high else above(self.most)
+        return Truth(low, high, least, most)
+
     @property
     def is_open(self) -> npt.NDArray[np.bool_]:
         """bool[n]: whether an entity that was left out may matter."""
@@ -59,10 +66,7 @@ def _combined(parts: Sequence[Truth], combine: Callable[[Degrees, Degrees], Degr
 
 def _widened(truth: Truth) -> Truth:
     """Return bounds that allow for the rounding of t-norms."""
-    low, high = lowered(truth.low), raised(truth.high)
-    least = low if truth.least is truth.low else lowered(truth.least)
-    most = high if truth.most is truth.high else raised(truth.most)
-    return Truth(low, high, least, most)
+    return truth.mapped(lowered, raised)
 
 
 class Evaluator(ABC):

@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from kgshard.known import Ids
+from kgshard.known import Ids, in_ranges
 from kgshard.models.link import Side
 from kgshard_tools.multi_hop.graph import Graph
 from kgshard_tools.multi_hop.truth import Degrees
@@ -42,35 +41,33 @@ class StatedLinks:
 
     def __init__(self, anchors: Ids, far: Ids, near: Ids) -> None:
         """Take the ends int64[T] of all triples of a relation; anchors are at the far end."""
+        is_asked = np.isin(far, anchors)
         order = np.argsort(anchors)
-        slots = np.searchsorted(anchors[order], far)
-        slots[slots == len(anchors)] = 0
-        is_asked = anchors[order[slots]] == far
-        pairs = np.stack([near[is_asked], order[slots[is_asked]]], axis=1)
-        self._rows, self._places = np.unique(pairs, axis=0).T
-        self._num_anchors = len(anchors)
+        places = order[np.searchsorted(anchors[order], far[is_asked])]
+        self._num_anchors = max(1, len(anchors))
+        # By row, then by place; a triple may be in two splits.
+        self._keys: Ids = np.unique(self._key(near[is_asked], places))
+        self._rows, self._places = np.divmod(self._keys, self._num_anchors)
         self.counts: Ids = np.bincount(self._places, minlength=len(anchors))
         """int64[B]: how many rows each anchor is linked to."""
 
-    def lift(self, degrees: Degrees, part: slice, rows: Ids) -> None:
-        """Lift the degrees [b, n] of the links between a part of the anchors and rows in place."""
-        first, stop = (np.searchsorted(self._rows, rows, side) for side in ("left", "right"))
-        counts = stop - first
-        columns = np.repeat(np.arange(len(rows)), counts)
-        stated = np.arange(counts.sum()) + np.repeat(first - np.cumsum(counts) + counts, counts)
+    def lift(self, part: slice, rows: Ids, *degrees: Degrees) -> None:
+        """Lift, in place, degrees [b, n] of the links between a part of the anchors and rows."""
+        starts, stops = (np.searchsorted(self._rows, rows, end) for end in ("left", "right"))
+        columns, stated = in_ranges(starts, stops)
         places = self._places[stated]
         is_here = (places >= part.start) & (places < part.stop)
         here = places[is_here] - part.start, columns[is_here]
-        degrees[here] = _lifted(degrees[here])
+        for each in degrees:
+            each[here] = _lifted(each[here])
 
     def lift_pairs(self, degrees: Degrees, places: Ids, rows: Ids) -> None:
-        """Lift the degrees [m] of pairs of an anchor, by its place, and a row in place."""
-        is_stated = np.isin(self._keys(rows, places), self._keys(self._rows, self._places))
+        """Lift, in place, the degrees [m] of pairs of an anchor, by its place, and a row."""
+        is_stated = np.isin(self._key(rows, places), self._keys)
         degrees[is_stated] = _lifted(degrees[is_stated])
 
-    def _keys(self, rows: Ids, places: Ids) -> npt.NDArray[np.int64]:
-        keys: npt.NDArray[np.int64] = rows * self._num_anchors + places
-        return keys
+    def _key(self, rows: Ids, places: Ids) -> Ids:
+        return rows * self._num_anchors + places
 
 
 def _lifted(degrees: Degrees) -> Degrees:

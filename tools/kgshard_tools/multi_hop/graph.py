@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kgshard.data.dataset import SPLITS, Dataset
-from kgshard.known import Ids, anchors_of, targets_of
+from kgshard.known import Ids
 from kgshard.models.link import Side
 from kgshard_tools.multi_hop.trees import All, Any, Hop, Node, Not
 
@@ -87,6 +87,5 @@ class Graph:
                 self._pairs.clear()
             triples = self._dataset.triples(split)
             own = triples[np.flatnonzero(triples[:, 1] == relation)]
-            heads, tails = anchors_of("tail", own), targets_of("tail", own)
-            self._pairs[key] = np.stack([heads, tails], axis=1).astype(np.int64)
+            self._pairs[key] = own[:, [0, 2]].astype(np.int64)
         return self._pairs[key]

@@ -10,6 +10,7 @@ Shape letters: N rows, n rows of a block, K rows picked.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -110,13 +111,6 @@ def pick(
         truth, ids = evaluator.truth(block, sought), block.ids
         if excluded is not None:
             kept = ~excluded[ids]
-            ids, truth = ids[kept], _taken(truth, kept)
+            ids, truth = ids[kept], truth.mapped(itemgetter(kept), itemgetter(kept))
         contest.offer(ids, truth)
     return contest.decide(evaluator, FALSE if floor is None else floor)
-
-
-def _taken(truth: Truth, kept: npt.NDArray[np.bool_]) -> Truth:
-    low, high = truth.low[kept], truth.high[kept]
-    least = low if truth.least is truth.low else truth.least[kept]
-    most = high if truth.most is truth.high else truth.most[kept]
-    return Truth(low, high, least, most)
