@@ -113,6 +113,11 @@ class TrainConfig:
     )
     device: str = _setting("auto", "Where tables live: auto, cpu, cuda or cuda:N.")
     optimizer_device: str = _setting("auto", "Where optimizer state lives; auto is beside the table.")
+    transport: str = _setting(
+        "auto",
+        "What carries rows between ranks: torch, or auto, which is shared memory among ranks of one machine.",
+        choices=("auto", "torch"),
+    )
 
     def __post_init__(self) -> None:
         for declared in fields(self):

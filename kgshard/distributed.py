@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kgshard.errors import ConfigError, RankFailureError
-from kgshard.exchange import Exchange, SingleExchange
+from kgshard.exchange import Announcement, Exchange, SingleExchange
 from kgshard.launch import is_rank
+from kgshard.shared_memory import SharedMemoryExchange
 
 _TIMEOUT = timedelta(seconds=120)
 """How long a call may wait for the slowest rank."""
@@ -24,6 +25,8 @@ _MEETING = timedelta(minutes=10)
 """How long ranks wait for each other at the start."""
 _PATIENCE = timedelta(days=7)
 """The same, while rank 0 prepares data alone."""
+_LIBRARY_TIMEOUT = timedelta(minutes=30)
+"""The same in a program that is not ours: torch's own default."""
 _SMALL_BYTES = 1 << 23
 """What a rank may send in place of an all_reduce, over all ranks."""
 
@@ -53,6 +56,9 @@ class TorchExchange(Exchange):
         finally:
             self._group = hasty
 
+    def _offer(self, payload: Tensor, sends: Sequence[int]) -> None:
+        """Nothing travels before sizes were checked."""
+
     def _sum(self, tensor: Tensor) -> Tensor:
         if self.device.type == "cpu" and self.world_size * tensor.nbytes <= _SMALL_BYTES:
             # gloo's all_to_all takes half the time of its all_reduce at such sizes; the sum is in rank
@@ -73,18 +79,24 @@ class TorchExchange(Exchange):
         dist.all_to_all_single(received, sent, group=self._group)
         return received
 
-    def _move(self, chunks: Sequence[Tensor], counts: list[int]) -> list[Tensor]:
-        sent = torch.cat(list(chunks))
-        received = sent.new_empty(sum(counts), *sent.shape[1:])
-        dist.all_to_all_single(received, sent, counts, [len(chunk) for chunk in chunks], group=self._group)
-        return list(received.split(counts))
+    def _move(self, rows: Tensor, announced: Sequence[Announcement]) -> Tensor:
+        counts = [other.sends[self.rank] for other in announced]
+        received = rows.new_empty(sum(counts), *rows.shape[1:])
+        sends = announced[self.rank].sends
+        dist.all_to_all_single(received, rows.contiguous(), counts, sends, group=self._group)
+        return received
 
 
 def current_exchange(device: torch.device) -> Exchange:
     """Return an exchange over torch.distributed's process group, or a world of one where there is none."""
     if dist.is_available() and dist.is_initialized():
-        return TorchExchange(device)
+        return _nearest(TorchExchange(device), _LIBRARY_TIMEOUT)
     return SingleExchange(device)
+
+
+def _nearest(exchange: TorchExchange, timeout: timedelta) -> Exchange:
+    """Return the same ranks reached through shared memory, where their rows are in it."""
+    return SharedMemoryExchange(exchange, timeout) if exchange.device.type == "cpu" else exchange
 
 
 def choose_device(name: str) -> torch.device:
@@ -98,10 +110,15 @@ def choose_device(name: str) -> torch.device:
 
 
 @contextmanager
-def joined_exchange(device: torch.device) -> Iterator[Exchange]:
+def joined_exchange(device: torch.device, transport: str = "auto") -> Iterator[Exchange]:
     """Join the other ranks for the length of a `with` block; alone, a world of one.
 
     Ranks meet where our launcher says (a file), or torchrun (environment).
+
+    Args:
+        device: Where rows live.
+        transport: What carries rows, "torch" or "auto", which is shared memory where ranks have some; the
+            same on all ranks.
 
     Raises:
         RankFailureError: A peer went away in the middle of a call.
@@ -113,7 +130,8 @@ def joined_exchange(device: torch.device) -> Iterator[Exchange]:
         torch.cuda.set_device(device)  # CUDA
     _join(device)
     try:
-        yield TorchExchange(device, dist.new_group(timeout=_TIMEOUT), dist.new_group(timeout=_PATIENCE))
+        exchange = TorchExchange(device, dist.new_group(timeout=_TIMEOUT), dist.new_group(timeout=_PATIENCE))
+        yield _nearest(exchange, _TIMEOUT) if transport == "auto" else exchange
     except RuntimeError as error:
         if _lost_peer(error):
             raise RankFailureError(f"rank {os.environ['RANK']}: lost a peer") from error

@@ -123,15 +123,42 @@ class Exchange(ABC):
         """
         if len(chunks) != self.world_size:
             raise ValueError(f"{len(chunks)} chunks for {self.world_size} ranks")
+        rows = chunks[0] if len(chunks) == 1 else torch.cat(list(chunks))
+        sends = [len(chunk) for chunk in chunks]
+        received, counts = self.swap(rows, sends, expected, kind=kind, table=table)
+        return list(received.split_with_sizes(counts)) if len(counts) > 1 else [received]
+
+    def swap(
+        self,
+        rows: Tensor,
+        sends: Sequence[int],
+        expected: Sequence[int] | None = None,
+        *,
+        kind: Kind = "bytes",
+        table: int = 0,
+    ) -> tuple[Tensor, list[int]]:
+        """Send the first sends[0] rows to rank 0, the next sends[1] to rank 1, ...
+
+        Args:
+            rows: [n] or [n, width], contiguous.
+            sends: A number for each rank; they sum to n.
+            expected: See `all_to_all`, which also says what is raised.
+            kind: What the rows are; ranks must agree.
+            table: Number of the table they are about; ranks must agree.
+
+        Returns:
+            [m] or [m, width] what all ranks sent here, in rank order, and how many of these rows each sent.
+        """
+        self._offer(rows, sends)
         announced = self._announce(
             kind,
-            chunks[0].dtype,
+            rows.dtype,
             table=table,
-            width=chunks[0].shape[1] if chunks[0].dim() == 2 else 1,
-            sends=[len(chunk) for chunk in chunks],
+            width=rows.shape[1] if rows.dim() == 2 else 1,
+            sends=list(sends),
             expects=list(expected) if expected is not None else [_UNKNOWN] * self.world_size,
         )
-        return self._move(chunks, [other.sends[self.rank] for other in announced])
+        return self._move(rows, announced), [other.sends[self.rank] for other in announced]
 
     def all_gather(
         self, tensor: Tensor, expected: Sequence[int] | None = None, *, kind: Kind = "bytes"
@@ -146,6 +173,7 @@ class Exchange(ABC):
             ExchangeMismatchError: Ranks bring tensors of another size or dtype, or make another call.
         """
         nothing = [0] * self.world_size
+        self._offer(tensor, nothing)
         self._announce("sum", tensor.dtype, width=tensor.numel(), sends=nothing, expects=nothing)
         return self._sum(tensor)
 
@@ -221,6 +249,10 @@ class Exchange(ABC):
         self.share_failure(error)
 
     @abstractmethod
+    def _offer(self, payload: Tensor, sends: Sequence[int]) -> None:
+        """Hear what the next announcement is about: rows for each rank, or a tensor to be summed."""
+
+    @abstractmethod
     def _sum(self, tensor: Tensor) -> Tensor:
         """Carry out an all_reduce whose sizes were checked."""
 
@@ -229,8 +261,8 @@ class Exchange(ABC):
         """Return every rank's numbers, in rank order. All lists have one length."""
 
     @abstractmethod
-    def _move(self, chunks: Sequence[Tensor], counts: list[int]) -> list[Tensor]:
-        """Carry out an all_to_all whose counts (rows from each rank) were checked."""
+    def _move(self, rows: Tensor, announced: Sequence[Announcement]) -> Tensor:
+        """Carry out a swap whose counts were checked; `announced[r]` is rank r's."""
 
 
 class SingleExchange(Exchange):
@@ -243,11 +275,14 @@ class SingleExchange(Exchange):
         super().__init__()
         self.device = torch.device(device)
 
+    def _offer(self, payload: Tensor, sends: Sequence[int]) -> None:
+        """Nobody is there to be told."""
+
     def _sum(self, tensor: Tensor) -> Tensor:
         return tensor
 
     def _gather(self, numbers: list[int]) -> list[list[int]]:
         return [numbers]
 
-    def _move(self, chunks: Sequence[Tensor], counts: list[int]) -> list[Tensor]:
-        return list(chunks)
+    def _move(self, rows: Tensor, announced: Sequence[Announcement]) -> Tensor:
+        return rows

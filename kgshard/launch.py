@@ -14,7 +14,6 @@ the others; its own words are passed on.
 from __future__ import annotations
 
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -45,17 +44,6 @@ _POLL_SECONDS = 0.02
 _WORDS_SECONDS = 2.0
 _GRACE_SECONDS = 5.0
 """From a polite end to SIGKILL."""
-
-
-def _allocator() -> dict[str, str]:
-    """Let glibc keep what a step frees for the next one: the kernel would zero the same pages each time.
-
-    Before 2.35 glibc refuses such a threshold, and then maps every large block anew.
-    """
-    library, version = platform.libc_ver()
-    if library != "glibc" or tuple(map(int, version.split("."))) < (2, 35):
-        return {}
-    return {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
 
 
 def num_cores() -> int:
@@ -113,7 +101,6 @@ def run_on_ranks(task: str, arguments: dict[str, Any], nproc: int) -> dict[str, 
 
 def _start(folder: Path, rank: int, world_size: int) -> subprocess.Popen[bytes]:
     environment = {
-        **_allocator(),
         **os.environ,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

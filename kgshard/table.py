@@ -14,6 +14,8 @@ from kgshard.exchange import Exchange, Kind
 from kgshard.partition import RowPartition
 from kgshard.routing import Route, RowGradient, check_ids, plan_route, sum_by_row
 
+_INT32_ROWS = 1 << 31
+
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
@@ -52,6 +54,8 @@ class ShardedTable:
         self.partition = partition
         self.exchange = exchange
         self._number = exchange.number_table()
+        # Half the bytes, where they fit.
+        self._id_dtype = torch.int32 if partition.num_rows <= _INT32_ROWS else torch.int64
 
     @torch.no_grad()
     def fetch(self, ids: Tensor) -> Lookup:
@@ -66,12 +70,11 @@ class ShardedTable:
             IndexError: An id is outside the table.
         """
         route = plan_route(ids, self.partition)
-        asked = self._swap(route.unique_ids, route.counts, "ids")
-        asked_counts = [len(part) for part in asked]
-        asked_here = torch.cat(asked) - self.rows.start
+        wanted = route.unique_ids.to(self._id_dtype)
+        asked, asked_counts = self._swap(wanted, route.counts, "ids")
+        asked_here = asked.long() - self.rows.start
         answers = self.weight.index_select(0, asked_here)
-        received = self._swap(answers, asked_counts, "rows", expected=route.counts)
-        rows = received[0] if len(received) == 1 else torch.cat(received)
+        rows, _ = self._swap(answers, asked_counts, "rows", expected=route.counts)
         return Lookup(route, rows, asked_here, asked_counts)
 
     @torch.no_grad()
@@ -82,17 +85,15 @@ class ShardedTable:
             lookup: What `fetch` returned, on every rank the same call.
             gradients: float[U, D], one for each of lookup.rows.
         """
-        received = self._swap(gradients, lookup.route.counts, "gradients", expected=lookup.asked_counts)
-        values = received[0] if len(received) == 1 else torch.cat(received)
+        values, _ = self._swap(gradients, lookup.route.counts, "gradients", expected=lookup.asked_counts)
         if self.exchange.world_size == 1:
             return RowGradient(lookup.asked_here, values)
         return sum_by_row(lookup.asked_here, values)
 
     def _swap(
         self, rows: Tensor, counts: list[int], kind: Kind, *, expected: list[int] | None = None
-    ) -> list[Tensor]:
-        """Send the first counts[0] rows to rank 0, the next to rank 1, ...; return what came back."""
-        return self.exchange.all_to_all(rows.split(counts), expected, kind=kind, table=self._number)
+    ) -> tuple[Tensor, list[int]]:
+        return self.exchange.swap(rows, counts, expected, kind=kind, table=self._number)
 
     @property
     def num_rows(self) -> int:

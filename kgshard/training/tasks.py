@@ -18,6 +18,7 @@ from kgshard.distributed import choose_device, joined_exchange
 from kgshard.errors import ConfigError, KgshardError
 from kgshard.exchange import Exchange
 from kgshard.launch import num_threads
+from kgshard.memory import keep_freed_memory
 from kgshard.ranking.evaluation import ValidEvaluator, evaluate_on_ranks
 from kgshard.ranking.protocol import valid_mrr
 from kgshard.runs import Run, open_run
@@ -31,7 +32,7 @@ def train_rank(run: str, *, quiet: bool = False, tensorboard: bool = False) -> d
     """Train a run that `started_run` made, as one of the ranks; the same result on every rank."""
     opened = open_run(run)
     config = TrainConfig.from_dict(opened.info.config)
-    with _joined(config.device) as exchange:
+    with _joined(config.device, config.transport) as exchange:
         return _Training(exchange, opened, config, quiet=quiet, tensorboard=tensorboard).train()
 
 
@@ -51,7 +52,7 @@ def start_and_train_rank(
     """
     if tensorboard:
         check_tensorboard()
-    with _joined(config.device) as exchange, ExitStack() as stack:
+    with _joined(config.device, config.transport) as exchange, ExitStack() as stack:
         folder = ""
         with exchange.patiently(), exchange.sharing_failure(KgshardError, OSError):
             if exchange.rank == 0:
@@ -85,10 +86,11 @@ def evaluate_rank(
 
 
 @contextmanager
-def _joined(device_name: str) -> Iterator[Exchange]:
+def _joined(device_name: str, transport: str = "auto") -> Iterator[Exchange]:
+    keep_freed_memory()
     torch.set_num_threads(num_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     torch.set_flush_denormal(True)  # Second moments that fade away slow CPUs badly.
-    with joined_exchange(choose_device(device_name)) as exchange:
+    with joined_exchange(choose_device(device_name), transport) as exchange:
         yield exchange
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from rank_functions import (
-    Fault,
-    Ints,
+    DTYPES,
+    FAULTS,
+    WORDS,
     calls_in_another_order,
     exchange_matrices,
     exchanges_in_another_order,
@@ -17,6 +18,7 @@ from rank_functions import (
     gather_words,
     meet_fault,
     push_with_a_row_missing,
+    split_matrices,
     stumble,
     sum_of_any_size,
     sum_with_a_fault,
@@ -25,20 +27,6 @@ from worlds import GlooPool, ThreadExchange, ThreadWorld
 
 from kgshard.errors import DataError, ExchangeMismatchError
 from kgshard.exchange import Exchange, SingleExchange
-
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8]
-
-
-def split_matrices(world_size: int, number: int, *, seed: int) -> list[Ints]:
-    """Return random split matrices [sender, receiver]; many hold all-zero rows and columns."""
-    source = np.random.default_rng([seed, world_size])
-    matrices = []
-    for _ in range(number):
-        matrix = source.integers(0, 6, size=(world_size, world_size))
-        matrix[source.random(world_size) < 0.3] = 0
-        matrix[:, source.random(world_size) < 0.3] = 0
-        matrices.append(matrix)
-    return matrices
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
@@ -76,30 +64,9 @@ def test_gloo_carries_every_dtype(gloo_pool: GlooPool, tmp_path: Path, dtype: to
 def test_a_transport_that_mixes_up_ranks_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the checks above see rows that went to the wrong rank."""
     move = ThreadExchange._move
-    monkeypatch.setattr(ThreadExchange, "_move", lambda self, *sent: move(self, *sent)[::-1])
+    monkeypatch.setattr(ThreadExchange, "_move", lambda self, *sent: move(self, *sent).flip(0))
     outcomes = ThreadWorld(3).run(exchange_matrices, split_matrices(3, 20, seed=4), 2, torch.float32)
     assert not all(map(all, outcomes))
-
-
-FLOAT, DOUBLE, INT = torch.float32, torch.float64, torch.int64
-FAULTS = {
-    "sends nothing": (Fault(1, sends=(0, 0)), "rank 1→0: announced 0, expected 1"),
-    "sends too much": (Fault(1, sends=(0, 3)), "rank 1→0: announced 3, expected 1"),
-    "sends itself too much": (Fault(2, sends=(2, 2)), "rank 2→2: announced 2, expected 1"),
-    "sends the last rank too much": (Fault(0, sends=(2, 2)), "rank 0→2: announced 2, expected 1"),
-    "expects more": (Fault(2, expects=(1, 5)), "rank 1→2: announced 1, expected 5"),
-    "expects nothing": (Fault(0, expects=(2, 0)), "rank 2→0: announced 1, expected 0"),
-    "float64": (Fault(1, dtype=DOUBLE), f"rank 1→0: announced dtype {DOUBLE}, expected {FLOAT}"),
-    "bfloat16": (
-        Fault(2, dtype=torch.bfloat16),
-        f"rank 2→0: announced dtype {torch.bfloat16}, expected {FLOAT}",
-    ),
-    "rank 0 alone has int64": (Fault(0, dtype=INT), f"rank 1→0: announced dtype {FLOAT}, expected {INT}"),
-    "wider rows": (Fault(1, width=3), "rank 1→0: announced width 3, expected 2"),
-    "flat rows": (Fault(2, width=1), "rank 2→0: announced width 1, expected 2"),
-    "a call ahead": (Fault(1, calls_before=1), "rank 1→0: announced call 1, expected 0"),
-    "two calls ahead": (Fault(2, calls_before=2), "rank 2→0: announced call 2, expected 0"),
-}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -153,9 +120,6 @@ def test_a_single_rank_checks_counts_too() -> None:
     assert exchange.all_to_all([chunk], expected=[3])[0] is chunk
     with pytest.raises(ExchangeMismatchError, match="exchange mismatch rank 0→0: announced 3, expected 1"):
         exchange.all_to_all([chunk], expected=[1])
-
-
-WORDS = [b"", b"\x00\xffafter a NUL", "vocabulaire é".encode()]
 
 
 def test_every_rank_gathers_the_bytes_of_all() -> None:

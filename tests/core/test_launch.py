@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import platform
 import re
 import shutil
 import signal
@@ -127,30 +126,6 @@ if rank == 0:
     assert first["WORLD_SIZE"] == first["LOCAL_WORLD_SIZE"] == "2"
     assert int(first["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 2)
     assert Path(first["KGSHARD_RENDEZVOUS"]).is_absolute()
-
-
-@pytest.mark.skipif(platform.libc_ver() < ("glibc", "2.35"), reason="an older glibc, or another C library")
-def test_ranks_keep_freed_memory_unless_the_user_says_otherwise(
-    ranks_run: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "4096")
-    ranks_run(
-        """
-import resource
-def faults(megabytes):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(10):
-        bytearray(megabytes << 20)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-faults(64)
-told = {"trim": os.environ["MALLOC_TRIM_THRESHOLD_"], "faults": faults(64)}
-(folder / "result.json").write_text(json.dumps(told))
-"""
-    )
-    assert run_on_ranks("train", {}, 1)["trim"] == "4096"
-    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_")
-    assert run_on_ranks("train", {}, 1)["faults"] < 1000  # of 163,840 pages
 
 
 def test_two_launches_at_once_do_not_meet(ranks_run: Script) -> None:

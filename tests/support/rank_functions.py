@@ -33,6 +33,21 @@ Floats = npt.NDArray[np.float64]
 
 # --- exchange
 
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8]
+WORDS = [b"", b"\x00\xffafter a NUL", "vocabulaire é".encode()]
+
+
+def split_matrices(world_size: int, number: int, *, seed: int) -> list[Ints]:
+    """Return random split matrices [sender, receiver]; many hold all-zero rows and columns."""
+    source = np.random.default_rng([seed, world_size])
+    matrices = []
+    for _ in range(number):
+        matrix = source.integers(0, 6, size=(world_size, world_size))
+        matrix[source.random(world_size) < 0.3] = 0
+        matrix[:, source.random(world_size) < 0.3] = 0
+        matrices.append(matrix)
+    return matrices
+
 
 def payload(key: list[int], sender: int, receiver: int, count: int, width: int, dtype: torch.dtype) -> Tensor:
     """Return what `sender` sends `receiver`: anyone can draw it alone, every dtype holds it exactly."""
@@ -68,6 +83,27 @@ class Fault:
     width: int = 2
     calls_before: int = 0
     """All_to_all calls that only this rank believes it has made."""
+
+
+FLOAT, DOUBLE, INT = torch.float32, torch.float64, torch.int64
+FAULTS = {
+    "sends nothing": (Fault(1, sends=(0, 0)), "rank 1→0: announced 0, expected 1"),
+    "sends too much": (Fault(1, sends=(0, 3)), "rank 1→0: announced 3, expected 1"),
+    "sends itself too much": (Fault(2, sends=(2, 2)), "rank 2→2: announced 2, expected 1"),
+    "sends the last rank too much": (Fault(0, sends=(2, 2)), "rank 0→2: announced 2, expected 1"),
+    "expects more": (Fault(2, expects=(1, 5)), "rank 1→2: announced 1, expected 5"),
+    "expects nothing": (Fault(0, expects=(2, 0)), "rank 2→0: announced 1, expected 0"),
+    "float64": (Fault(1, dtype=DOUBLE), f"rank 1→0: announced dtype {DOUBLE}, expected {FLOAT}"),
+    "bfloat16": (
+        Fault(2, dtype=torch.bfloat16),
+        f"rank 2→0: announced dtype {torch.bfloat16}, expected {FLOAT}",
+    ),
+    "rank 0 alone has int64": (Fault(0, dtype=INT), f"rank 1→0: announced dtype {FLOAT}, expected {INT}"),
+    "wider rows": (Fault(1, width=3), "rank 1→0: announced width 3, expected 2"),
+    "flat rows": (Fault(2, width=1), "rank 2→0: announced width 1, expected 2"),
+    "a call ahead": (Fault(1, calls_before=1), "rank 1→0: announced call 1, expected 0"),
+    "two calls ahead": (Fault(2, calls_before=2), "rank 2→0: announced call 2, expected 0"),
+}
 
 
 def meet_fault(exchange: Exchange, fault: Fault | None) -> str:
@@ -157,16 +193,17 @@ def push_with_a_row_missing(exchange: Exchange, forgetful: int) -> tuple[str, bo
 def fetch_with_a_row_missing(exchange: Exchange, short: int, monkey: pytest.MonkeyPatch) -> str:
     """Fetch, rank `short` answering rank 0 a row too few; return the words of the refusal."""
     table = sharded(exchange, torch.zeros(6, 2))
-    send = exchange.all_to_all
+    swap = exchange.swap
 
     def send_less(
-        chunks: Sequence[Tensor], expected: Sequence[int] | None = None, *, kind: Kind, table: int
-    ) -> list[Tensor]:
-        sent = [chunks[0][1:], *chunks[1:]] if kind == "rows" else chunks
-        return send(sent, expected, kind=kind, table=table)
+        rows: Tensor, sends: Sequence[int], expected: Sequence[int] | None = None, *, kind: Kind, table: int
+    ) -> tuple[Tensor, list[int]]:
+        if kind == "rows":
+            rows, sends = rows[1:], [sends[0] - 1, *sends[1:]]
+        return swap(rows, sends, expected, kind=kind, table=table)
 
     if exchange.rank == short:
-        monkey.setattr(exchange, "all_to_all", send_less)
+        monkey.setattr(exchange, "swap", send_less)
     try:
         table.fetch(torch.arange(6))
     except ExchangeMismatchError as error:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kgshard.exchange import Exchange
+from kgshard.exchange import Announcement, Exchange
 
 
 class ThreadExchange(Exchange):
@@ -30,17 +30,20 @@ class ThreadExchange(Exchange):
         self.world_size = world.world_size
         self.device = torch.device("cpu")
 
+    def _offer(self, payload: Tensor, sends: Sequence[int]) -> None:
+        """Nothing travels before sizes were checked."""
+
     def _sum(self, tensor: Tensor) -> Tensor:
         return torch.stack(self._world.swap(self.rank, tensor.clone())).sum(0)
 
     def _gather(self, numbers: list[int]) -> list[list[int]]:
         return self._world.swap(self.rank, numbers)
 
-    def _move(self, chunks: Sequence[Tensor], counts: list[int]) -> list[Tensor]:
-        everyone = self._world.swap(self.rank, [chunk.clone() for chunk in chunks])
+    def _move(self, rows: Tensor, announced: Sequence[Announcement]) -> Tensor:
+        everyone = self._world.swap(self.rank, rows.clone().split(announced[self.rank].sends))
         received = [sent[self.rank] for sent in everyone]
-        assert [len(part) for part in received] == counts
-        return received
+        assert [len(part) for part in received] == [other.sends[self.rank] for other in announced]
+        return torch.cat(received)
 
 
 class ThreadWorld:
@@ -107,6 +110,8 @@ class GlooPool:
             self._processes.append(process)
         self._num_worlds = 0
 
+    transport = "torch"
+
     def run(self, world_size: int, folder: Path, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return function(exchange, *arguments) of every rank of a new gloo world.
 
@@ -122,7 +127,7 @@ class GlooPool:
         self._num_worlds += 1
         meeting = f"{folder}/rendezvous-{self._num_worlds}"
         for rank in range(world_size):
-            self._pipes[rank].send((rank, world_size, meeting, function, arguments))
+            self._pipes[rank].send((rank, world_size, meeting, self.transport, function, arguments))
         replies = [self._pipes[rank].recv() for rank in range(world_size)]
         for rank, (_, trouble) in enumerate(replies):
             assert trouble is None, f"rank {rank}:\n{trouble}"
@@ -140,10 +145,10 @@ def _serve(pipe: Connection) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     while True:
-        rank, world_size, meeting, function, arguments = pipe.recv()
+        rank, world_size, meeting, transport, function, arguments = pipe.recv()
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "KGSHARD_RENDEZVOUS": meeting}
         try:
-            with joined_exchange(torch.device("cpu")) as exchange:
+            with joined_exchange(torch.device("cpu"), transport) as exchange:
                 outcome = function(exchange, *arguments)
             pipe.send((outcome, None))
         except BaseException:

@@ -342,6 +342,25 @@ def test_stated_links_come_first_in_the_order_of_the_model(tmp_path: Path) -> No
     assert set(answers(run, "?x: (?x, r0, e4)", facts="train").labels[:2]) == {"e0", "e3"}
 
 
+def test_chains_of_as_many_links_as_may_be_are_answered(finished: Run) -> None:
+    chain = "".join(f"(?y{n}, r0, ?y{n + 1}) & " for n in range(126))
+    text = answers(finished, f"?x: (e0, r0, ?y0) & {chain}(?y126, r0, ?x)", beam=2)
+    assert len(text) == len(answers(finished, ["e0", ["r0"] * 64], beam=2)) == 11
+
+
+@pytest.mark.parametrize("scale", ["minmax", "softmax", "sigmoid"])
+@pytest.mark.parametrize("size", [1.0, 1e3])
+def test_no_link_that_is_not_stated_is_truer_than_one_that_is(
+    tmp_path: Path, scale: str, size: float
+) -> None:
+    run = tiny(tmp_path, scale=size)
+    for head, relation, _ in ring(11, 3):
+        found = answers(run, [head, [relation]], scores=scale, facts="all")
+        stated = [answer.known for answer in found]
+        assert stated == sorted(stated, reverse=True)
+        assert any(stated)
+
+
 @pytest.mark.parametrize("kind", ["transe", "rotate", "mure"])
 def test_every_kind_of_model_is_asked_in_both_directions(tmp_path: Path, kind: str) -> None:
     run = tiny(tmp_path, model=kind)
@@ -694,6 +713,10 @@ def test_a_query_that_is_written_out_again_is_the_same_tree(text: str) -> None:
         ("?x: (e0, r0, ?x) | (e1, r0, ?z)", "\\?x is missing from one side of \\|"),
         ("?x: (e0, r0, ?y) & ((?y, r0, ?x) | (e1, r0, ?x))", "\\?y is used inside and outside of a part"),
         ("?x: " + "(" * 70 + "(e0, r0, ?x)" + ")" * 70, "more than 64 parentheses"),
+        ("?x: " + " & ".join(["(e0, r0, ?x)"] * 129), "more than 128 links"),
+        ("?x: (e0, r0, ?x)" + "".join(f" & (?x, r0, ?y{n})" for n in range(128)), "more than 128 links"),
+        (["e0", ["r0"] * 65], "more than 64 links and lists in a row"),
+        ([["e0", ["r0"] * 40], ["r0"] * 30], "more than 64 links and lists in a row"),
         ([], "\\[\\] is neither an entity with relations"),
         (["e0", []], "is neither an entity with relations"),
         (["e0", ["n"]], "'n' stands before any relation"),

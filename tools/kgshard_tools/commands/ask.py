@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -114,6 +115,6 @@ def _model(run: Path, *, k: int, t_norm: str, beam: str, scores: str, facts: str
     """Open a run, and say how it reasons."""
     from kgshard_tools.multi_hop import MultiHop, Reasoning
 
-    if beam != "all" and not beam.isdecimal():
+    if beam != "all" and not re.fullmatch("[0-9]{1,9}", beam):
         raise click.UsageError(f"--beam must be a whole number or all, got {beam!r}")
     return MultiHop(run, Reasoning(k, t_norm, "all" if beam == "all" else int(beam), scores, facts, known))

@@ -69,6 +69,10 @@ def _widened(truth: Truth) -> Truth:
     return truth.mapped(lowered, raised)
 
 
+_CONTENDERS = 1 << 20
+"""Pairs of a row and an entity of the beam that are compared exactly at a time."""
+
+
 class Evaluator(ABC):
     """A node whose beams, if any, are chosen."""
 
@@ -231,6 +235,15 @@ class Step(Evaluator):
 
     def _settle(self, rows: Ids, floor: float) -> tuple[Degrees, Ids]:
         """Return the exact degrees of rows, and their witnesses."""
+        # Where links tie, the whole beam may contend for each row.
+        size = max(1, _CONTENDERS // max(1, len(self.beam.ids)))
+        starts = range(0, max(1, len(rows)), size)
+        degrees, witnesses = zip(
+            *(self._settle_some(rows[start : start + size], floor) for start in starts), strict=True
+        )
+        return np.concatenate(degrees), np.concatenate(witnesses)
+
+    def _settle_some(self, rows: Ids, floor: float) -> tuple[Degrees, Ids]:
         block = Block(self.links.tables, rows)
         low = self.truth(block, floor).low
         places, asked = self._contenders(block, low, floor)

@@ -9,16 +9,19 @@ Shape letters: B anchors, n rows of a block, m pairs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from kgshard.known import Ids, in_ranges
 from kgshard.models.link import Side
 from kgshard_tools.multi_hop.graph import Graph
-from kgshard_tools.multi_hop.truth import Degrees
+from kgshard_tools.multi_hop.truth import TRUE, Degrees
 
 _LIFT = 100.0
-"""Log odds of a stated link above the model's, which a softmax in float64 keeps below 37."""
+"""Log odds of a stated link above the model's."""
+_HIGHEST = float(np.nextafter(_LIFT / 2, 0))
+"""No link that is not stated is truer where others are, however sure the model is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +35,19 @@ class Facts:
         """Return the links of anchors int64[B], all different, to rows at `side` of a relation."""
         if not self.splits:
             nobody = np.empty(0, np.int64)
-            return StatedLinks(anchors, nobody, nobody)
+            return StatedLinks(anchors, nobody, nobody, highest=TRUE)
         return StatedLinks(anchors, *self.graph.ends(relation, side, self.splits))
 
 
 class StatedLinks:
     """Which of B anchors the triples link to which rows."""
 
-    def __init__(self, anchors: Ids, far: Ids, near: Ids) -> None:
-        """Take the ends int64[T] of all triples of a relation; anchors are at the far end."""
+    def __init__(self, anchors: Ids, far: Ids, near: Ids, *, highest: float = _HIGHEST) -> None:
+        """Take the ends int64[T] of all triples of a relation; anchors are at the far end.
+
+        No other link is truer than `highest`.
+        """
+        self._highest = highest
         is_asked = np.isin(far, anchors)
         order = np.argsort(anchors)
         places = order[np.searchsorted(anchors[order], far[is_asked])]
@@ -52,23 +59,24 @@ class StatedLinks:
         """int64[B]: how many rows each anchor is linked to."""
 
     def lift(self, part: slice, rows: Ids, *degrees: Degrees) -> None:
-        """Lift, in place, degrees [b, n] of the links between a part of the anchors and rows."""
+        """Lift, in place, degrees [b, n] of links between a part of the anchors and rows, and cap others."""
         starts, stops = (np.searchsorted(self._rows, rows, end) for end in ("left", "right"))
         columns, stated = in_ranges(starts, stops)
         places = self._places[stated]
         is_here = (places >= part.start) & (places < part.stop)
         here = places[is_here] - part.start, columns[is_here]
         for each in degrees:
-            each[here] = _lifted(each[here])
+            self._set(each, here)
 
     def lift_pairs(self, degrees: Degrees, places: Ids, rows: Ids) -> None:
-        """Lift, in place, the degrees [m] of pairs of an anchor, by its place, and a row."""
-        is_stated = np.isin(self._key(rows, places), self._keys)
-        degrees[is_stated] = _lifted(degrees[is_stated])
+        """Lift, in place, the degrees [m] of pairs of an anchor, by its place, and a row, and cap others."""
+        self._set(degrees, np.isin(self._key(rows, places), self._keys))
+
+    def _set(self, degrees: Degrees, stated: Any) -> None:
+        """Lift what an index picks, and cap the rest."""
+        lifted = _LIFT + np.maximum(degrees[stated], -_LIFT / 2)
+        np.minimum(degrees, self._highest, out=degrees)
+        degrees[stated] = lifted
 
     def _key(self, rows: Ids, places: Ids) -> Ids:
         return rows * self._num_anchors + places
-
-
-def _lifted(degrees: Degrees) -> Degrees:
-    return _LIFT + np.maximum(degrees, -_LIFT / 2)

@@ -22,6 +22,7 @@ from kgshard.errors import ConfigError
 
 MAX_DEPTH = 64
 """Of parentheses and negations in each other."""
+MAX_LINKS = 128
 _VARIABLE = re.compile(r"\?\w+")
 _BARE = re.compile(r'[^,()"]+')
 _NEEDS_QUOTES = re.compile(r'[,()"]|^[?!]|^\s|\s$|^$')
@@ -86,6 +87,7 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
+        self._num_links = 0
 
     def _peek(self) -> str:
         """Return the next character that is no space, or nothing at the end."""
@@ -144,6 +146,9 @@ class _Reader:
         return self._link()
 
     def _link(self) -> Link:
+        self._num_links += 1
+        if self._num_links > MAX_LINKS:
+            raise ConfigError(f"query: more than {MAX_LINKS} links")
         head = self._term()
         self.expect(",")
         relation = self._term()

@@ -53,7 +53,10 @@ def _path(
 ) -> Node:
     """Go from an entity, or from what a part yields, along relations."""
     source: int | Node
-    source = names.entity(start) if isinstance(start, str) else _node(start, names, variables, depth + 1)
+    depth += len(relations)
+    if depth > MAX_DEPTH:
+        raise ConfigError(f"query: more than {MAX_DEPTH} links and lists in a row")
+    source = names.entity(start) if isinstance(start, str) else _node(start, names, variables, depth)
     for step in relations:
         if step == _NEGATION:
             if isinstance(source, int):
