@@ -55,6 +55,7 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/merge.py
 	$(BIN)/python benchmarks/export.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/ranking.py
 	$(BIN)/python benchmarks/index.py
 	$(BIN)/python benchmarks/index.py --synthetic

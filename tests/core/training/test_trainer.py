@@ -507,7 +507,7 @@ OTHER_VALUES: dict[str, Any] = {
 }
 ELSEWHERE = {
     *("epochs", "eval_every", "eval_steps", "eval", "eval_sample", "patience"),  # test_training.py
-    *("shard_relations", "device", "optimizer_device"),  # They change where, not what.
+    *("shard_relations", "device", "optimizer_device", "transport"),  # They change where and how, not what.
     "save_optimizer",  # test_optimizer_state.py
 }
 
