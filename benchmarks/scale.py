@@ -2,10 +2,10 @@
 
     python benchmarks/scale.py [--entities 100000 1000000 10000000] [--dim 200] [--steps 400]
 
-One JSON line. Heads and tails are drawn evenly, the worst case: hardly a row is touched twice. Each
-size is trained in a process of its own, by one rank with two threads; rows that are touched for the first time
-cost a page of memory each, so the first quarter of the steps is not counted. `ratio` is the CPU seconds of a
-step over those at the smallest table.
+One JSON line. Heads and tails are drawn evenly, the worst case: hardly a row is touched twice. Each size is
+trained in a process of its own, by one rank with two threads; a row that is touched for the first time costs
+a page of memory, so the first quarter of the steps is not counted. `ratio` is the CPU seconds of a step over
+those at the smallest table.
 """
 
 from __future__ import annotations
