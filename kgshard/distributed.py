@@ -96,7 +96,9 @@ def current_exchange(device: torch.device) -> Exchange:
 
 def _nearest(exchange: TorchExchange, timeout: timedelta) -> Exchange:
     """Return the same ranks reached through shared memory, where their rows are in it."""
-    return SharedMemoryExchange(exchange, timeout) if exchange.device.type == "cpu" else exchange
+    if exchange.device.type != "cpu":
+        return exchange
+    return SharedMemoryExchange(exchange, timeout, _PATIENCE)
 
 
 def choose_device(name: str) -> torch.device:

@@ -38,9 +38,8 @@ from kgshard.exchange import Announcement, Exchange
 _HALF_BYTES = 1 << 26
 """What one rank can send in one call; larger payloads go another way. Memory is taken for what is used."""
 _MEETING_SECONDS = 30.0
-_LONG = timedelta(days=7)
-"""How long a call waits in `patiently`."""
-_RETRY_SECONDS = 0.01
+_LEAST_SECONDS = 0.01
+"""A wait that is over its time still hears what has arrived."""
 
 
 class SharedMemoryExchange(Exchange):
@@ -51,17 +50,19 @@ class SharedMemoryExchange(Exchange):
     everything.
     """
 
-    def __init__(self, outer: Exchange, timeout: timedelta) -> None:
+    def __init__(self, outer: Exchange, timeout: timedelta, patience: timedelta) -> None:
         """Take the place of another exchange of the same ranks, in which no call is under way.
 
         Args:
             outer: How ranks meet.
             timeout: How long a call waits for the slowest rank.
+            patience: The same, in `patiently`.
         """
         super().__init__()
         self.rank, self.world_size, self.device = outer.rank, outer.world_size, outer.device
         self._outer = outer
         self._timeout = timeout
+        self._patience = patience
         self._met = False
         self._outbox: _Outbox | None = None
         """None until ranks have met, and where they cannot share memory."""
@@ -74,7 +75,7 @@ class SharedMemoryExchange(Exchange):
 
     @contextmanager
     def patiently(self) -> Iterator[None]:
-        hasty, self._timeout = self._timeout, _LONG
+        hasty, self._timeout = self._timeout, self._patience
         try:
             with self._outer.patiently():
                 yield
@@ -275,7 +276,7 @@ class _Peer:
 
     def receive(self, size: int, deadline: float) -> bytes:
         """Return its next message, which is waited for until then (of time.monotonic)."""
-        self._connection.settimeout(max(_RETRY_SECONDS, deadline - time.monotonic()))
+        self._connection.settimeout(max(_LEAST_SECONDS, deadline - time.monotonic()))
         with self._naming_peer():
             message = self._connection.recv(size)
         if len(message) != size:

@@ -109,8 +109,7 @@ class GlooPool:
             self._pipes.append(ours)
             self._processes.append(process)
         self._num_worlds = 0
-
-    transport = "torch"
+        self.transport = "torch"
 
     def run(self, world_size: int, folder: Path, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return function(exchange, *arguments) of every rank of a new gloo world.
