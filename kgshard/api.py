@@ -60,15 +60,20 @@ def train_config(
     overwrite: bool = False,
     quiet: bool = False,
     tensorboard: bool = False,
+    profile: bool = False,
 ) -> dict[str, Any]:
-    """Train as `train` does; return {"run", "checkpoint", "epochs", "seconds", "metrics"}."""
+    """Train as `train` does; return {"run", "checkpoint", "epochs", "seconds", "metrics"}.
+
+    With `profile` the result has "profile" too; see `kgshard.training.profile.profile_of`.
+    """
     check_nproc(nproc_per_node)
     if tensorboard:
         check_tensorboard()
     with started_run(data, out, config, overwrite=overwrite) as run:
         if not quiet:
             tell_data(run)
-        arguments = {"run": str(run.folder), "quiet": quiet, "tensorboard": tensorboard}
+        how = {"quiet": quiet, "tensorboard": tensorboard, "profile": profile}
+        arguments = {"run": str(run.folder), **how}
         result = run_on_ranks("train", arguments, nproc_per_node)
     return with_paths(result, out)
 

@@ -125,11 +125,11 @@ def joined_exchange(device: torch.device, transport: str = "auto") -> Iterator[E
     Raises:
         RankFailureError: A peer went away in the middle of a call.
     """
-    if not is_rank():
-        yield SingleExchange(device)
-        return
     if device.type == "cuda":
         torch.cuda.set_device(device)  # CUDA
+    if not is_rank() or os.environ["WORLD_SIZE"] == "1":
+        yield SingleExchange(device)
+        return
     _join(device)
     try:
         exchange = TorchExchange(device, dist.new_group(timeout=_TIMEOUT), dist.new_group(timeout=_PATIENCE))

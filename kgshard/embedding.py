@@ -146,7 +146,7 @@ def cannot_copy(holder: object) -> TypeError:
 
 def _coalesce_gradient(weight: Tensor) -> None:
     if weight.grad is not None and weight.grad.is_sparse:
-        weight.grad = weight.grad.coalesce()
+        weight.grad._coalesced_(True)
 
 
 class _ShardedRows(torch.autograd.Function):
@@ -156,7 +156,7 @@ class _ShardedRows(torch.autograd.Function):
     def forward(ctx: Any, weight: Tensor, ids: Tensor, table: ShardedTable) -> Tensor:
         lookup = table.fetch(ids)
         ctx.lookup, ctx.table, ctx.shape = lookup, table, weight.shape
-        return lookup.rows[lookup.inverse]
+        return lookup.rows.index_select(0, lookup.inverse)
 
     @staticmethod
     @once_differentiable  # Second derivatives would need exchanges of their own: refused, not left out.

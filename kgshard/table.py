@@ -13,6 +13,7 @@ from torch import Tensor
 from kgshard.exchange import Exchange, Kind
 from kgshard.partition import RowPartition
 from kgshard.routing import Route, RowGradient, check_ids, plan_route, sum_by_row
+from kgshard.stages import stage
 
 _INT32_ROWS = 1 << 31
 
@@ -69,11 +70,15 @@ class ShardedTable:
         Raises:
             IndexError: An id is outside the table.
         """
-        route = plan_route(ids, self.partition)
+        with stage("routing") as work:
+            route = plan_route(ids, self.partition)
+            work.moves(2 * ids.nbytes + route.unique_ids.nbytes)
         wanted = route.unique_ids.to(self._id_dtype)
         asked, asked_counts = self._swap(wanted, route.counts, "ids")
-        asked_here = asked.long() - self.rows.start
-        answers = self.weight.index_select(0, asked_here)
+        with stage("lookup") as work:
+            asked_here = asked.long() - self.rows.start
+            answers = self.weight.index_select(0, asked_here)
+            work.moves(2 * answers.nbytes)
         rows, _ = self._swap(answers, asked_counts, "rows", expected=route.counts)
         return Lookup(route, rows, asked_here, asked_counts)
 
@@ -88,12 +93,19 @@ class ShardedTable:
         values, _ = self._swap(gradients, lookup.route.counts, "gradients", expected=lookup.asked_counts)
         if self.exchange.world_size == 1:
             return RowGradient(lookup.asked_here, values)
-        return sum_by_row(lookup.asked_here, values)
+        with stage("gradient sums") as work:
+            summed = sum_by_row(lookup.asked_here, values)
+            work.moves(values.nbytes + summed.values.nbytes)
+        return summed
 
     def _swap(
         self, rows: Tensor, counts: list[int], kind: Kind, *, expected: list[int] | None = None
     ) -> tuple[Tensor, list[int]]:
-        return self.exchange.swap(rows, counts, expected, kind=kind, table=self._number)
+        with stage(f"{kind} exchanged") as work:
+            received, counts = self.exchange.swap(rows, counts, expected, kind=kind, table=self._number)
+            if received is not rows:
+                work.moves(rows.nbytes + received.nbytes)
+        return received, counts
 
     @property
     def num_rows(self) -> int:

@@ -52,6 +52,16 @@ def halves(array: Array) -> tuple[Array, Array]:
     return first, second
 
 
+def complex_product(x: Array, y: Array, *, conjugate: bool = False) -> Array:
+    """Return the products [..., D] of complex numbers stored as halves, x times y or its conjugate."""
+    if isinstance(x, np.ndarray | np.generic):
+        (a, b), (c, d) = halves(x), halves(y)
+        return concat([a * c + b * d, b * c - a * d] if conjugate else [a * c - b * d, b * c + a * d])
+    from kgshard.products import complex_product_of_tensors
+
+    return complex_product_of_tensors(x, y, conjugate=conjugate)
+
+
 def outer(x: Array, y: Array) -> Array:
     """Return [..., n * m]: every x [..., n] times every y [..., m], y's index running faster."""
     products = x[..., :, None] * y[..., None, :]

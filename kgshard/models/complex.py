@@ -1,10 +1,9 @@
 """ComplEx: Re(sum_i h_i r_i conj(t_i)) over complex numbers (Trouillon et al., 2016).
 
-Rows are halves [real | imaginary]. With h = a + bi and r = c + di the tails' query is h r; with
-t = e + fi the heads' query is t conj(r).
+Rows are halves [real | imaginary]. The tails' query is h r, the heads' t conj(r), the relations' t conj(h).
 """
 
-from kgshard.models.arrays import Array, concat, halves, moduli
+from kgshard.models.arrays import Array, complex_product, moduli
 from kgshard.models.metric import DOT
 from kgshard.models.scoring import ComplexScoring
 
@@ -16,16 +15,13 @@ class ComplEx(ComplexScoring):
     has_relation_queries = True
 
     def query_tails(self, heads: Array, relations: Array) -> Array:
-        (a, b), (c, d) = halves(heads), halves(relations)
-        return concat([a * c - b * d, a * d + b * c])
+        return complex_product(heads, relations)
 
     def query_heads(self, tails: Array, relations: Array) -> Array:
-        (e, f), (c, d) = halves(tails), halves(relations)
-        return concat([c * e + d * f, c * f - d * e])
+        return complex_product(tails, relations, conjugate=True)
 
     def query_relations(self, heads: Array, tails: Array) -> Array:
-        (a, b), (e, f) = halves(heads), halves(tails)
-        return concat([a * e + b * f, a * f - b * e])
+        return complex_product(tails, heads, conjugate=True)
 
     def magnitudes(self, rows: Array) -> Array:
         return moduli(rows)

@@ -20,6 +20,7 @@ from torch import Tensor
 from kgshard.errors import ConfigError
 from kgshard.optim.rounding import random_bits, round_stochastically, stream_key
 from kgshard.routing import RowGradient
+from kgshard.stages import stage
 
 Rows = Tensor | slice
 """Some rows of a table: int64[U], ascending and distinct, or a range, so that nothing need be copied."""
@@ -105,11 +106,15 @@ class RowOptimizer(ABC):
         self.num_steps += 1
         # Rows are distinct: as many as the table has are all of them, in order.
         whole = len(gradient.rows) == _num_rows(self.weight)
-        for block in self._blocks(len(gradient.rows)):
-            rows = block if whole else gradient.rows[block]
-            values = gradient.values[block].to(self.device, torch.float32)
-            update = self._update(_on(self.device, rows), values)
-            self._add_to_weight(rows, update.to(self.weight.device))
+        with stage("optimizer") as work:
+            for block in self._blocks(len(gradient.rows)):
+                rows = block if whole else gradient.rows[block]
+                values = gradient.values[block].to(self.device, torch.float32)
+                update = self._update(_on(self.device, rows), values)
+                self._add_to_weight(rows, update.to(self.weight.device))
+            changed = [self.weight, *self.state().values()]
+            row_bytes = sum(_num_columns(tensor) * tensor.element_size() for tensor in changed)
+            work.moves(gradient.values.nbytes + 2 * len(gradient.rows) * row_bytes)
 
     def step_dense(self, gradient: Tensor) -> None:
         """Apply one update to the whole weight, such as a parameter that all rows share.

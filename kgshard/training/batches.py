@@ -159,12 +159,12 @@ class TripleSampler(Sampler):
     ) -> None:
         """Cut int[n, 3] triples; without `negatives` all entities are candidates."""
         super().__init__(model, len(triples), cut)
-        self._triples = triples
+        self._triples = np.asarray(triples)  # A memmap's own indexing takes several times as long.
         self._negatives = negatives
 
     def _batch(self, epoch: int, index: int, chosen: Ids) -> Batch:
         step, update, is_last = self._when(epoch, index)
-        triples = self._triples[chosen].astype(np.int64)
+        triples = self._triples.take(chosen, axis=0).astype(np.int64)
         mine, device = self._parts(len(chosen))[self.cut.rank], self.cut.device
         return Batch(
             step=step,

@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import softplus
 
 from kgshard.models.metric import DOT, Metric
+from kgshard.stages import stage
 from kgshard.table import ShardedTable
 from kgshard.training.batches import Labels
 
@@ -71,7 +72,11 @@ class FullLoss(ABC):
         """
         table = candidates.table
         rows_gradient = torch.zeros(table.weight.shape, dtype=torch.float32, device=queries.device)
-        loss: Tensor = _FullLoss.apply(queries, self, labels, candidates, scale, rows_gradient)
+        with stage("loss over all rows") as work:
+            loss: Tensor = _FullLoss.apply(queries, self, labels, candidates, scale, rows_gradient)
+            # Scores, and their gradients in queries and rows.
+            work.multiplies(6 * sum(labels.counts) * rows_gradient.numel())
+            work.moves(table.weight.nbytes + 2 * rows_gradient.nbytes)
         return loss, rows_gradient
 
     @abstractmethod

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,26 @@ from kgshard.memory import keep_freed_memory
 from kgshard.ranking.evaluation import ValidEvaluator, evaluate_on_ranks
 from kgshard.ranking.protocol import valid_mrr
 from kgshard.runs import Run, open_run
+from kgshard.stages import Stage, measured, stage
 from kgshard.start import started_run, tell_data
 from kgshard.training.assemble import build_sampler, build_trainer
+from kgshard.training.batches import Batch, Sampler
 from kgshard.training.metrics_log import MetricsLog, check_tensorboard
+from kgshard.training.profile import measure_limits, profile_of, settle
 from kgshard.training.progress import training_progress
 
 
-def train_rank(run: str, *, quiet: bool = False, tensorboard: bool = False) -> dict[str, Any]:
-    """Train a run that `started_run` made, as one of the ranks; the same result on every rank."""
+def train_rank(run: str, **how: bool) -> dict[str, Any]:
+    """Train a run that `started_run` made, as one of the ranks; the same result on every rank.
+
+    Args:
+        run: Its folder.
+        **how: quiet, tensorboard, profile; see `kgshard.train`.
+    """
     opened = open_run(run)
     config = TrainConfig.from_dict(opened.info.config)
     with _joined(config.device, config.transport) as exchange:
-        return _Training(exchange, opened, config, quiet=quiet, tensorboard=tensorboard).train()
+        return _Training(exchange, opened, config, **how).train()
 
 
 def start_and_train_rank(
@@ -44,6 +53,7 @@ def start_and_train_rank(
     overwrite: bool = False,
     quiet: bool = False,
     tensorboard: bool = False,
+    profile: bool = False,
 ) -> dict[str, Any] | None:
     """Do all of `kgshard.train` as one of the ranks that torchrun started; rank 0 prepares the data.
 
@@ -63,7 +73,8 @@ def start_and_train_rank(
         folder = exchange.gather_bytes(folder.encode())[0].decode()
         run = open_run(folder)
         exchange.share_failure(_disagreement(exchange.rank, config, run))
-        result = _Training(exchange, run, config, quiet=quiet, tensorboard=tensorboard).train()
+        how = {"quiet": quiet, "tensorboard": tensorboard, "profile": profile}
+        result = _Training(exchange, run, config, **how).train()
     return with_paths(result, out) if exchange.rank == 0 else None
 
 
@@ -98,8 +109,16 @@ class _Training:
     """One training, from fresh parameters to its last checkpoint."""
 
     def __init__(
-        self, exchange: Exchange, run: Run, config: TrainConfig, *, quiet: bool, tensorboard: bool
+        self,
+        exchange: Exchange,
+        run: Run,
+        config: TrainConfig,
+        *,
+        quiet: bool = False,
+        tensorboard: bool = False,
+        profile: bool = False,
     ) -> None:
+        self.exchange = exchange
         self.run = run
         self.config = config
         self.triples = run.dataset.triples("train")
@@ -120,12 +139,16 @@ class _Training:
             num_epochs=config.epochs, num_triples=len(self.triples), quiet=quiet or exchange.rank != 0
         )
         self.log = MetricsLog(run.folder, tensorboard=tensorboard) if exchange.rank == 0 else None
+        self.limits = measure_limits(exchange) if profile else None
         self.began = time.monotonic()
 
     def train(self) -> dict[str, Any]:
         """Train to the end, or until patience is lost; return what `kgshard train --json` prints."""
         loss, epoch = float("nan"), 0
-        with closing(self.progress), closing(self.log) if self.log else nullcontext():
+        measuring: AbstractContextManager[dict[str, Stage]] = (
+            measured(partial(settle, self.exchange.device)) if self.limits else nullcontext({})
+        )
+        with closing(self.progress), closing(self.log) if self.log else nullcontext(), measuring as stages:
             if self.evaluator:
                 self.progress.say(self.evaluator.protocol)
             for epoch in range(1, self.config.epochs + 1):
@@ -135,18 +158,22 @@ class _Training:
         if self.step != self.saved_step:
             self._save(epoch, best=False)
         rate = self.num_triples / max(self.training_seconds, 1e-9)
-        return {
+        result = {
             "run": str(self.run.folder),
             "checkpoint": str(self.checkpoint),
             "epochs": epoch,
             "seconds": time.monotonic() - self.began,
             "metrics": {"loss": loss, "triples_per_second": rate, **self.best},
         }
+        if self.limits:
+            limits = self.limits.best(measure_limits(self.exchange))
+            result["profile"] = profile_of(stages, limits, seconds=self.training_seconds, num_steps=self.step)
+        return result
 
     def _epoch(self, epoch: int) -> float:
         """Do an epoch, counted from 1; return its mean loss a question."""
         total, asked, began = 0.0, 0, time.monotonic()
-        for batch in self.sampler.epoch(epoch - 1):
+        for batch in _sampled(self.sampler, epoch - 1):
             loss = self.trainer.step(batch)
             total, asked = total + loss * batch.num_questions, asked + batch.num_questions
             self.progress.step(epoch=epoch, loss=loss, num_triples=batch.num_triples)
@@ -223,6 +250,16 @@ class _Training:
             relations=optimizers.relations.state(),
             shared={name: optimizer.state() for name, optimizer in optimizers.shared.items()},
         )
+
+
+def _sampled(sampler: Sampler, epoch: int) -> Iterator[Batch]:
+    batches = sampler.epoch(epoch)
+    while True:
+        with stage("sampling"):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
 
 
 def _evaluator(run: Run, config: TrainConfig) -> ValidEvaluator:

@@ -12,22 +12,28 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NoReturn
+from types import EllipsisType
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from kgshard.errors import NonFiniteError
 from kgshard.models.link import LinkModel, Side
 from kgshard.optim import RowOptimizer
 from kgshard.routing import RowGradient, sum_by_row
 from kgshard.seeds import generator
+from kgshard.stages import stage
 from kgshard.table import Lookup, ShardedTable
 from kgshard.training.batches import Batch, Questions
 from kgshard.training.full_losses import Candidates, FullLoss
 from kgshard.training.losses import SampledLoss
 from kgshard.training.negatives import Negatives
 from kgshard.training.regularisers import Regulariser, UsedRows
+
+Part = slice | EllipsisType
+"""Some questions of a rank, or all of them, of which a slice would cost a gradient as large as the whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,25 +148,31 @@ class Trainer:
         table, mine = self.parameters.entities, batch.mine
         wanted = [mine.anchors, mine.answers, *(group.ids for group in batch.negatives)]
         lookup = table.fetch(torch.cat(wanted))
-        asked = self._fetch_relations(batch)
+        with stage("relations") as work:
+            asked = self._fetch_relations(batch)
+            work.moves(2 * asked.rows.nbytes)
         leaves = _Leaves(
             lookup.rows.float().requires_grad_(),
             asked.rows.float().requires_grad_(),
             {name: values.detach().requires_grad_() for name, values in self.parameters.shared.items()},
         )
-        gathered = torch.nn.functional.embedding(lookup.inverse, leaves.entities)
-        rows = gathered.split([len(ids) for ids in wanted])
-        relations = torch.nn.functional.embedding(asked.inverse, leaves.relations)
+        with stage("gather") as work:
+            places = lookup.inverse.split([len(ids) for ids in wanted])
+            rows = _Gathered.apply(leaves.entities, *places)
+            (relations,) = _Gathered.apply(leaves.relations, asked.inverse)
+            work.moves(2 * sum(part.nbytes for part in (*rows, relations)))
         loss, everywhere = self._loss(batch, leaves, relations, rows[0], rows[1], rows[2:])
         if self.objective.regulariser:
-            places = [*lookup.inverse.split([len(ids) for ids in wanted])[:2], asked.inverse]
-            loss = loss + self._penalty(batch, leaves, *places)
-        loss.backward()
-
-        # A sum is finite only where all its terms are.
-        slopes = [_gradient(leaf).sum() for leaf in leaves]
-        slopes += [everywhere.sum()] if everywhere is not None else []
-        own = torch.stack([loss.detach(), torch.stack(slopes).sum()])
+            with stage("regulariser") as work:
+                loss = loss + self._penalty(batch, leaves, places[0], places[1], asked.inverse)
+                work.moves(leaves.entities.nbytes + leaves.relations.nbytes)
+        with stage("backward"):
+            loss.backward()
+        with stage("finite?"):
+            # A sum is finite only where all its terms are.
+            slopes = [_gradient(leaf).sum() for leaf in leaves]
+            slopes += [everywhere.sum()] if everywhere is not None else []
+            own = torch.stack([loss.detach(), torch.stack(slopes).sum()])
         replicated, (total, slope) = self._reduce(asked, leaves, own)
         if not torch.isfinite(total + slope):
             self._refuse(batch, own, float(total))
@@ -216,10 +228,13 @@ class Trainer:
         """Return this rank's share of the loss, and the gradient of all rows owned here where it has all."""
         objective, mine = self.objective, batch.mine
         sides = self._sides(mine)
-        # Apart: where the sides differ, so may the widths of their queries.
-        queries = [
-            self.model.queries(side, anchors[part], relations[part], leaves.shared) for side, part in sides
-        ]
+        with stage("queries") as work:
+            # Apart: where the sides differ, so may the widths of their queries.
+            queries = [
+                self.model.queries(side, anchors[part], relations[part], leaves.shared)
+                for side, part in sides
+            ]
+            work.moves(anchors.nbytes + relations.nbytes + sum(asked.nbytes for asked in queries))
         if objective.dropout:
             kept = self._kept(batch, max(asked.shape[1] for asked in queries)).to(relations.device)
             queries = [
@@ -259,16 +274,24 @@ class Trainer:
         negatives: tuple[Tensor, ...],
     ) -> Tensor:
         """Return the sum over this rank's questions of their loss against sampled negatives."""
-        positives = torch.cat(
-            [
-                self.model.metric.score_pairs(asked, self.model.candidates(side, answers[part]))
-                for asked, (side, part) in zip(queries, self._sides(batch.mine), strict=True)
-            ]
-        )
+        with stage("scores") as work:
+            positives = torch.cat(
+                [
+                    self.model.metric.score_pairs(asked, self.model.candidates(side, answers[part]))
+                    for asked, (side, part) in zip(queries, self._sides(batch.mine), strict=True)
+                ]
+            )
+            work.moves(2 * answers.nbytes)
         total = positives.sum() * 0
         for group, rows in zip(batch.negatives, negatives, strict=True):
             truths = positives if group.questions is None else positives[group.questions]
-            total = total + loss(truths, self._scores(queries, rows, group), group)
+            with stage("scores") as work:
+                scores = self._scores(queries, rows, group)
+                work.moves(scores.nbytes)
+                work.multiplies(2 * scores.numel() * rows.shape[1])
+            with stage("loss") as work:
+                total = total + loss(truths, scores, group)
+                work.moves(2 * scores.nbytes)
         return total
 
     def _scores(self, queries: list[Tensor], rows: Tensor, group: Negatives) -> Tensor:
@@ -285,14 +308,14 @@ class Trainer:
     def _score(self, side: Side, queries: Tensor, rows: Tensor) -> Tensor:
         return self.model.metric.score_all(queries, self.model.candidates(side, rows), exact=False)
 
-    def _sides(self, questions: Questions) -> list[tuple[Side, slice]]:
+    def _sides(self, questions: Questions) -> list[tuple[Side, Part]]:
         """Return which questions ask for which side; with reciprocal relations all ask as for tails."""
         if self.model.reciprocal:
-            return [("tail", slice(None))]
+            return [("tail", ...)]
         return [("head", slice(0, questions.num_heads)), ("tail", slice(questions.num_heads, None))]
 
     def _relation_loss(
-        self, side: Side, part: slice, mine: Questions, anchors: Tensor, answers: Tensor, leaves: _Leaves
+        self, side: Side, part: Part, mine: Questions, anchors: Tensor, answers: Tensor, leaves: _Leaves
     ) -> Tensor:
         """Return the summed cross-entropy of the relation, given both ends, over all relation rows."""
         queries = self.model.relation_queries(side, anchors[part], answers[part], leaves.shared)
@@ -312,7 +335,9 @@ class Trainer:
         if isinstance(asked.source, Tensor):
             replicated[_RELATIONS] = leaves.relations
         flat = torch.cat([*(_gradient(leaf).reshape(-1) for leaf in replicated.values()), own])
-        flat = self.parameters.entities.exchange.all_reduce(flat)
+        with stage("sums exchanged") as work:
+            flat = self.parameters.entities.exchange.all_reduce(flat)
+            work.moves(self.parameters.entities.exchange.world_size * flat.nbytes)
         *parts, sums = flat.split([*(leaf.numel() for leaf in replicated.values()), len(own)])
         named = zip(replicated.items(), parts, strict=True)
         return {name: part.view_as(leaf) for (name, leaf), part in named}, sums
@@ -375,6 +400,27 @@ class _Leaves:
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.entities, self.relations, *self.shared.values()))
+
+
+class _Gathered(torch.autograd.Function):
+    """Rows at several lists of places, one tensor each; their gradients are added up without joining them."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, *places: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(*places)
+        ctx.shape = rows.shape
+        ctx.set_materialize_grads(False)
+        return tuple(rows.index_select(0, where) for where in places)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        total: Tensor | None = None
+        for where, gradient in zip(ctx.saved_tensors, gradients, strict=True):
+            if gradient is not None:
+                total = gradient.new_zeros(ctx.shape) if total is None else total
+                total.index_add_(0, where, gradient)
+        return total, *([None] * len(gradients))
 
 
 def _gradient(rows: Tensor) -> Tensor:

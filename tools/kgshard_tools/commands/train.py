@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,7 @@ def _option(declared: Field[Any]) -> Callable[[Callable[..., None]], Callable[..
 @nproc_option("Ranks on this machine. The result does not depend on it, but for float rounding.")
 @click.option("--overwrite", is_flag=True, help="Replace a finished run, once the new one is.")
 @click.option("--tensorboard", is_flag=True, help="Write TensorBoard's events into RUN as well.")
+@click.option("--profile", is_flag=True, help="Say where a step's time goes, and its least.")
 @output_options
 def command(
     data: str,
@@ -98,6 +99,7 @@ def command(
     nproc_per_node: int,
     overwrite: bool,
     tensorboard: bool,
+    profile: bool,
     output: Output,
     **options: Any,
 ) -> None:
@@ -114,7 +116,12 @@ def command(
     settings.check_applies(
         [name for name, value in given.items() if value != DEFAULTS[name] or name not in recipe]
     )
-    how: dict[str, Any] = {"overwrite": overwrite, "quiet": output.quiet, "tensorboard": tensorboard}
+    how: dict[str, Any] = {
+        "overwrite": overwrite,
+        "quiet": output.quiet,
+        "tensorboard": tensorboard,
+        "profile": profile,
+    }
     if is_rank():
         from kgshard.training.tasks import start_and_train_rank
 
@@ -137,9 +144,25 @@ def _say(result: dict[str, Any], output: Output) -> None:
         [
             f"{result['epochs']} epochs in {result['seconds']:.1f} s, "
             f"{metrics['triples_per_second']:,.0f} triples/s, loss {metrics['loss']:.4f}",
+            *(_profile_lines(result["profile"]) if "profile" in result else []),
             *([metrics["protocol"]] if best else []),
             *([f"best {valid_mrr(metrics)} after epoch {best['epoch']}"] if best else []),
             result["checkpoint"],
             f"next: kgshard evaluate {result['run']}",
         ],
+    )
+
+
+def _profile_lines(profile: dict[str, Any]) -> Iterator[str]:
+    """Yield a table of what one step takes on rank 0, on average."""
+    yield f"{'stage of a step':<22}{'ms':>9}{'at least':>10}{'MB':>9}{'MFLOP':>9}"
+    for name, stage in profile["stages"].items():
+        yield (
+            f"{name:<22}{stage['milliseconds']:>9.3f}{stage['floor_milliseconds']:>10.3f}"
+            f"{stage['bytes'] / 1e6:>9.2f}{stage['flops'] / 1e6:>9.1f}"
+        )
+    yield f"{'together':<22}{profile['milliseconds']:>9.3f}{profile['floor_milliseconds']:>10.3f}"
+    yield (
+        f"rank 0, {profile['steps']:,} steps; the least is at {profile['gigabytes_per_second']:.1f} GB/s"
+        f" copied and {profile['gigaflops_per_second']:.0f} GFLOP/s multiplied, all ranks at once"
     )
