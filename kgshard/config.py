@@ -97,6 +97,11 @@ class TrainConfig:
         0.0, "The longest gradient, over all parameters and ranks; 0 is any.", at_least=0
     )
     dtype: str = _setting("float32", "Of tables and optimizer state.", choices=("float32", "bfloat16"))
+    exchange_dtype: str = _setting(
+        "float32",
+        "Of rows and gradients on their way between ranks.",
+        choices=("float32", "bfloat16", "float16"),
+    )
     rounding: str = _setting("stochastic", "How results become bfloat16.", choices=("stochastic", "nearest"))
     seed: int = _setting(0, "Fixes initial values, shuffles, negatives and rounding.", at_least=0)
     save_optimizer: bool = _setting(True, "Keep optimizer state in checkpoints, to go on from.")

@@ -53,6 +53,7 @@ class RowWiseShardedEmbedding(nn.Module):
         seed: int = 0,
         fill: Callable[[Tensor, range], None] | None = None,
         exchange: Exchange | None = None,
+        exchange_dtype: torch.dtype = torch.float32,
     ) -> None:
         """Allocate and fill this rank's rows.
 
@@ -68,6 +69,7 @@ class RowWiseShardedEmbedding(nn.Module):
             fill: Writes the first values of some global rows to float[rows, embedding_dim]; replaces init
                 and seed.
             exchange: The other ranks; by default the process group of torch.distributed, or a world of one.
+            exchange_dtype: Of rows and gradients on their way; see `ShardedTable`.
 
         Raises:
             ValueError: rank or world_size are not those of the exchange.
@@ -100,7 +102,7 @@ class RowWiseShardedEmbedding(nn.Module):
             fill(self.weight.data, rows)
         # torch forgets on the way to weight.grad that a gradient is coalesced.
         self.weight.register_post_accumulate_grad_hook(_coalesce_gradient)
-        self._table = ShardedTable(self.weight.data, partition, exchange)
+        self._table = ShardedTable(self.weight.data, partition, exchange, exchange_dtype=exchange_dtype)
 
     @property
     def table(self) -> ShardedTable:

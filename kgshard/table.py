@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kgshard.exchange import Exchange, Kind
+from kgshard.packing import pack, unpack
 from kgshard.partition import RowPartition
 from kgshard.routing import Route, RowGradient, check_ids, plan_route, sum_by_row
 from kgshard.stages import stage
@@ -40,13 +41,22 @@ class Lookup:
 class ShardedTable:
     """Rows partition.rows_of(rank) of a table; the other ranks hold the rest."""
 
-    def __init__(self, weight: Tensor, partition: RowPartition, exchange: Exchange) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        partition: RowPartition,
+        exchange: Exchange,
+        *,
+        exchange_dtype: torch.dtype = torch.float32,
+    ) -> None:
         """Wrap this rank's rows.
 
         Args:
             weight: float[local rows, D], on exchange.device.
             partition: Which rank owns which rows.
             exchange: The other ranks.
+            exchange_dtype: What `fetch` and `push` round rows and gradients to on their way, those that stay
+                on a rank too, so that results are the same at any world size; see `kgshard.packing.pack`.
         """
         self.rows = partition.rows_of(exchange.rank)
         if len(weight) != len(self.rows):
@@ -54,6 +64,7 @@ class ShardedTable:
         self.weight = weight
         self.partition = partition
         self.exchange = exchange
+        self._exchange_dtype = exchange_dtype
         self._number = exchange.number_table()
         # Half the bytes, where they fit.
         self._id_dtype = torch.int32 if partition.num_rows <= _INT32_ROWS else torch.int64
@@ -77,10 +88,12 @@ class ShardedTable:
         asked, asked_counts = self._swap(wanted, route.counts, "ids")
         with stage("lookup") as work:
             asked_here = asked.long() - self.rows.start
-            answers = self.weight.index_select(0, asked_here)
+            answers = pack(self.weight.index_select(0, asked_here), self._exchange_dtype)
             work.moves(2 * answers.nbytes)
-        rows, _ = self._swap(answers, asked_counts, "rows", expected=route.counts)
-        return Lookup(route, rows, asked_here, asked_counts)
+        packed, _ = self._swap(answers, asked_counts, "rows", expected=route.counts)
+        return Lookup(
+            route, unpack(packed, self._exchange_dtype, self.weight.dtype), asked_here, asked_counts
+        )
 
     @torch.no_grad()
     def push(self, lookup: Lookup, gradients: Tensor) -> RowGradient:
@@ -90,7 +103,13 @@ class ShardedTable:
             lookup: What `fetch` returned, on every rank the same call.
             gradients: float[U, D], one for each of lookup.rows.
         """
-        values, _ = self._swap(gradients, lookup.route.counts, "gradients", expected=lookup.asked_counts)
+        packed, _ = self._swap(
+            pack(gradients, self._exchange_dtype),
+            lookup.route.counts,
+            "gradients",
+            expected=lookup.asked_counts,
+        )
+        values = unpack(packed, self._exchange_dtype, gradients.dtype)
         if self.exchange.world_size == 1:
             return RowGradient(lookup.asked_here, values)
         with stage("gradient sums") as work:

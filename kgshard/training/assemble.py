@@ -106,9 +106,10 @@ def initial_parameters(exchange: Exchange, model: LinkModel, config: TrainConfig
     _fill(entities, scoring.entity_init(model.dim), "entity", rows, config)
     _fill(relations, scoring.relation_init(model.dim), "relation", held, config)
     shared = initial_shared(scoring.shared_init(model.dim), seed=seed)
+    sharded = partial(ShardedTable, exchange=exchange, exchange_dtype=getattr(torch, config.exchange_dtype))
     return Parameters(
-        ShardedTable(entities, partition, exchange),
-        ShardedTable(relations, relation_partition, exchange) if is_sharded else relations,
+        sharded(entities, partition),
+        sharded(relations, relation_partition) if is_sharded else relations,
         {name: values.to(exchange.device) for name, values in shared.items()},
     )
 

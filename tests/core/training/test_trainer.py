@@ -462,6 +462,22 @@ def test_other_random_bits_are_noticed() -> None:
     assert (nearest.tables.flat() == alone.tables.flat()).mean() < 0.9
 
 
+# --- half the bytes between ranks
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_rounded_rows_and_gradients_train_alike_at_any_world_size(world_size: int, dtype: str) -> None:
+    """Rows that stay on a rank are rounded too; only what ranks add up for one row is rounded apart."""
+    job = random_job(exchange_dtype=dtype, num_steps=10, model="complex", lr=0.02)
+    alone, together = (ThreadWorld(size).run(train, job)[0] for size in (1, world_size))
+    exact = ThreadWorld(1).run(train, job.but(exchange_dtype="float32"))[0]
+    np.testing.assert_allclose(together.losses, alone.losses, rtol=1e-4)
+    np.testing.assert_allclose(alone.losses, exact.losses, rtol=1e-2)
+    assert alone.losses != exact.losses
+    assert together.losses[-1] < together.losses[0]
+
+
 # --- every setting takes effect
 
 BESIDE: dict[str, dict[str, Any]] = {
@@ -502,6 +518,7 @@ OTHER_VALUES: dict[str, Any] = {
     "final_lr": 0.5,
     "clip_norm": 1e-3,
     "dtype": "bfloat16",
+    "exchange_dtype": "bfloat16",
     "rounding": "nearest",
     "seed": 4,
 }
