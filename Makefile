@@ -56,6 +56,7 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/export.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/exchange_dtype.py
 	$(BIN)/python benchmarks/ranking.py
 	$(BIN)/python benchmarks/index.py
 	$(BIN)/python benchmarks/index.py --synthetic
