@@ -50,6 +50,11 @@ class TrainConfig:
         choices=("auto", "always", "never"),
     )
     epochs: int = _setting(20, "Passes over the train triples.", at_least=1)
+    steps: int = _setting(
+        0,
+        "Batches in place of epochs, to the end of the last one's update; 0 is by epochs.",
+        at_least=0,
+    )
     batch_size: int = _setting(512, "Triples (kvsall: questions) for each step, over all ranks.", at_least=1)
     accumulate: int = _setting(1, "Batches for each update.", at_least=1)
     train_type: str = _setting(
@@ -109,8 +114,8 @@ class TrainConfig:
     eval_steps: int = _setting(0, "Steps between evaluations on valid; 0 is never.", at_least=0)
     eval: str = _setting(
         "full",
-        "All valid triples, or a sample of them; all entities are candidates either way.",
-        choices=("full", "sampled"),
+        "All valid triples, or a sample of them, all entities being candidates; or no evaluation.",
+        choices=("full", "sampled", "none"),
     )
     eval_sample: int = _setting(1000, "Triples of a sampled evaluation.", at_least=2)
     patience: int = _setting(
@@ -136,8 +141,11 @@ class TrainConfig:
             raise ConfigError(
                 f"--chunk-size {self.chunk_size} cuts no batch of {self.batch_size} triples; leave it out"
             )
-        changed = [declared.name for declared in fields(self) if self._differs(declared.name)]
-        self.check_applies(changed)
+        changed = {declared.name for declared in fields(self) if self._differs(declared.name)}
+        # What takes a recipe's training or evaluation short should not need the recipe's other settings undone.
+        gives_way = {"epochs"} if self.steps else set()
+        gives_way |= {"patience", "eval_sample"} if self.eval == "none" else set()
+        self.check_applies(changed - gives_way)
 
     def _differs(self, name: str) -> bool:
         return bool(getattr(self, name) != DEFAULTS[name])
@@ -190,7 +198,7 @@ class TrainConfig:
     @property
     def evaluates(self) -> bool:
         """Whether the run is evaluated while it trains."""
-        return bool(self.eval_every or self.eval_steps)
+        return self.eval != "none" and bool(self.eval_every or self.eval_steps)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -279,7 +287,9 @@ _NEEDS: dict[str, tuple[Callable[[TrainConfig], bool], str]] = {
     "optimizer_device": (lambda c: c.optimizer != "sgd", "an optimizer with state, which sgd has not"),
     "final_lr": (lambda c: c.decay != "constant", "a --decay"),
     "rounding": (lambda c: c.dtype == "bfloat16", "--dtype bfloat16"),
-    **dict.fromkeys(("eval", "patience"), (lambda c: c.evaluates, "--eval-every or --eval-steps")),
+    "epochs": (lambda c: not c.steps, "--steps 0"),
+    "eval": (lambda c: c.evaluates or c.eval == "none", "--eval-every or --eval-steps"),
+    "patience": (lambda c: c.evaluates, "--eval-every or --eval-steps"),
     "eval_sample": (lambda c: c.evaluates and c.eval == "sampled", "--eval sampled"),
 }
 """Settings that mean something only beside others: when they do, in a condition and in words."""

@@ -119,6 +119,11 @@ class Sampler(ABC):
         """Optimizer updates of an epoch; the last may be made of fewer steps."""
         return num_batches(len(self), self.cut.accumulate)
 
+    def updates_in(self, num_steps: int) -> int:
+        """Return how many updates the first steps of a training belong to."""
+        epochs, rest = divmod(num_steps, len(self))
+        return epochs * self.num_updates + num_batches(rest, self.cut.accumulate)
+
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """Yield the batches of one epoch, counted from 0."""
         order = generator(self.cut.seed, "shuffle", epoch).permutation(self.num_items)

@@ -46,9 +46,9 @@ class PlainProgress:
     """A line on stderr every ten seconds: epoch, triples a second, loss, time left."""
 
     def __init__(self, *, num_epochs: int, num_triples: int) -> None:
-        """Start the clock; `num_triples` are trained on in each of `num_epochs`."""
+        """Start the clock; `num_triples` are trained on in all epochs together."""
         self._num_epochs = num_epochs
-        self._total = num_epochs * num_triples
+        self._total = num_triples
         self._done = 0
         self._loss = float("nan")
         self._began = self._last_line = time.monotonic()
@@ -84,7 +84,7 @@ class LiveProgress:
     """One line that stays in place, on a terminal."""
 
     def __init__(self, *, num_epochs: int, num_triples: int) -> None:
-        """Start the clock; `num_triples` are trained on in each of `num_epochs`."""
+        """Start the clock; `num_triples` are trained on in all epochs together."""
         self._num_epochs = num_epochs
         self._loss = float("nan")
         self._bar = rich.progress.Progress(
@@ -97,9 +97,7 @@ class LiveProgress:
             console=rich.console.Console(stderr=True),
             transient=True,
         )
-        self._task = self._bar.add_task(
-            "", total=num_epochs * num_triples, epoch=f"0/{num_epochs}", loss=self._loss
-        )
+        self._task = self._bar.add_task("", total=num_triples, epoch=f"0/{num_epochs}", loss=self._loss)
         self._bar.start()
 
     def step(self, *, epoch: int, loss: float, num_triples: int) -> None:

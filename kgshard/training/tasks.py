@@ -123,7 +123,9 @@ class _Training:
         self.config = config
         self.triples = run.dataset.triples("train")
         self.sampler = build_sampler(exchange, run.model, self.triples, config)
-        num_updates = config.epochs * self.sampler.num_updates
+        self.num_steps = config.steps or config.epochs * len(self.sampler)
+        self.num_epochs = -(-self.num_steps // len(self.sampler))
+        num_updates = self.sampler.updates_in(self.num_steps)
         self.trainer = build_trainer(exchange, run.model, config, num_updates=num_updates)
         self.evaluator = _evaluator(run, config) if config.evaluates else None
         self.best: dict[str, Any] = {}
@@ -136,7 +138,9 @@ class _Training:
         self.checkpoint: Path | None = None
         self.training_seconds = 0.0
         self.progress = training_progress(
-            num_epochs=config.epochs, num_triples=len(self.triples), quiet=quiet or exchange.rank != 0
+            num_epochs=self.num_epochs,
+            num_triples=self.num_steps * len(self.triples) // len(self.sampler),
+            quiet=quiet or exchange.rank != 0,
         )
         self.log = MetricsLog(run.folder, tensorboard=tensorboard) if exchange.rank == 0 else None
         self.limits = measure_limits(exchange) if profile else None
@@ -151,7 +155,7 @@ class _Training:
         with closing(self.progress), closing(self.log) if self.log else nullcontext(), measuring as stages:
             if self.evaluator:
                 self.progress.say(self.evaluator.protocol)
-            for epoch in range(1, self.config.epochs + 1):
+            for epoch in range(1, self.num_epochs + 1):
                 loss = self._epoch(epoch)
                 if self._out_of_patience:
                     break
@@ -185,6 +189,8 @@ class _Training:
                 began = time.monotonic()
                 if self._out_of_patience:
                     break
+            if batch.is_last and self.step >= self.num_steps:
+                break
         self.training_seconds += time.monotonic() - began
         if self.log:
             self.log.epoch(epoch=epoch, step=self.step, loss=total / asked)
@@ -200,7 +206,7 @@ class _Training:
     def _is_due(self, epoch: int) -> bool:
         """Whether an epoch ends with an evaluation; the last does, however often there is one."""
         every = self.config.eval_every
-        return self.config.evaluates and (epoch == self.config.epochs or bool(every and epoch % every == 0))
+        return self.config.evaluates and (epoch == self.num_epochs or bool(every and epoch % every == 0))
 
     def _evaluate(self, epoch: int) -> None:
         """Rank valid triples where the rows lie; keep the parameters if they never did better."""
@@ -209,7 +215,7 @@ class _Training:
         figures = self.evaluator.figures(parameters.entities, parameters.relations, parameters.shared)
         if self.log:
             self.log.evaluation(epoch=epoch, step=self.step, figures=figures)
-        self.progress.say(f"epoch {epoch}/{self.config.epochs}  {valid_mrr(figures)}")
+        self.progress.say(f"epoch {epoch}/{self.num_epochs}  {valid_mrr(figures)}")
         self.evaluated_step = self.step
         self.evaluations_since_best += 1
         if figures["valid"]["mrr"] > self.best_mrr:

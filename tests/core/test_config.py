@@ -74,7 +74,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("decay", "step", "--decay: unknown value 'step'"),
     ("dtype", "float16", "--dtype: unknown value 'float16', did you mean bfloat16?"),
     ("rounding", "up", "--rounding: unknown value 'up'"),
-    ("eval", "none", "--eval: unknown value 'none'"),
+    ("eval", "some", "--eval: unknown value 'some'"),
     ("shard_relations", "yes", "--shard-relations: unknown value 'yes'"),
     ("device", "tpu", "--device: unknown value 'tpu'"),
     ("optimizer_device", "disk", "--optimizer-device: unknown value 'disk'"),
@@ -212,7 +212,17 @@ NEEDS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
 
 
 def test_every_setting_that_needs_another_is_listed_here() -> None:
-    assert set(NEEDS) == set(_NEEDS)
+    assert set(NEEDS) | {"epochs"} == set(_NEEDS)
+
+
+def test_steps_and_no_evaluation_need_nothing_of_a_recipe_undone_but_not_what_somebody_gave() -> None:
+    for recipe, name in (
+        ({"epochs": 30, "steps": 5}, "epochs"),
+        ({"eval_every": 2, "patience": 3, "eval": "none"}, "patience"),
+    ):
+        config = TrainConfig(**recipe)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=f"^{option(name)} has no effect here"):
+            config.check_applies([name])
 
 
 @pytest.mark.parametrize("name", NEEDS)

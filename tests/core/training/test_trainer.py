@@ -523,7 +523,7 @@ OTHER_VALUES: dict[str, Any] = {
     "seed": 4,
 }
 ELSEWHERE = {
-    *("epochs", "eval_every", "eval_steps", "eval", "eval_sample", "patience"),  # test_training.py
+    *("epochs", "steps", "eval_every", "eval_steps", "eval", "eval_sample", "patience"),  # test_training.py
     *("shard_relations", "device", "optimizer_device", "transport"),  # They change where and how, not what.
     "save_optimizer",  # test_optimizer_state.py
 }

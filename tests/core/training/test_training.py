@@ -230,6 +230,28 @@ def test_nothing_is_evaluated_before_an_update_is_complete(start: Any) -> None:
     assert when(lines(run, "valid")) == [(1, 3), (1, 4), (2, 7), (2, 8)]
 
 
+def test_steps_take_the_place_of_epochs_and_end_with_an_update(start: Any) -> None:
+    """Six steps are an epoch of four and two more; of updates of three batches, one ends with step 7."""
+    result, run = start("six", epochs=1, steps=6)
+    assert (result["epochs"], run.open_checkpoint("latest").step) == (2, 6)
+    assert start("together", steps=6, accumulate=3)[1].open_checkpoint("latest").step == 7
+    assert start("few", steps=2)[0]["epochs"] == 1
+
+
+def test_a_decay_ends_with_the_last_step(start: Any) -> None:
+    """As many steps, counted either way, are the same training."""
+    ends = [
+        start(name, decay="linear", **length)[1].open_checkpoint("latest").entities
+        for name, length in (("epochs", {"epochs": 2}), ("steps", {"steps": 2 * EPOCH_STEPS}))
+    ]
+    assert np.array_equal(*(table.read(range(table.num_rows)) for table in ends))
+
+
+def test_no_evaluation_is_made_whatever_else_a_recipe_says(start: Any) -> None:
+    _, run = start(epochs=2, eval_every=1, patience=1, eval="none")
+    assert lines(run, "valid") == []
+
+
 def test_a_checkpoint_in_the_middle_of_an_epoch_has_finished_one_less(start: Any) -> None:
     _, run = start(epochs=9, eval_steps=1, patience=2, lr=1e-12)
     assert [run.open_checkpoint(name).manifest.epoch for name in ("best", "latest")] == [0, 0]
