@@ -76,6 +76,11 @@ class TrainConfig:
     )
     chunk_size: int = _setting(0, "Triples that share negatives; 0 is the whole batch.", at_least=0)
     filter_negatives: bool = _setting(False, "Leave known answers out of the negatives.")
+    move: str = _setting(
+        "auto",
+        "Between ranks, for shared negatives: their rows, or the questions' queries; auto is fewer bytes.",
+        choices=("auto", "rows", "queries"),
+    )
     margin: float = _setting(1.0, "Of the margin and self-adversarial losses.", at_least=0)
     adversarial_temperature: float = _setting(1.0, "Of the self-adversarial loss.", above=0)
     label_smoothing: float = _setting(
@@ -142,7 +147,7 @@ class TrainConfig:
                 f"--chunk-size {self.chunk_size} cuts no batch of {self.batch_size} triples; leave it out"
             )
         changed = {declared.name for declared in fields(self) if self._differs(declared.name)}
-        # What takes a recipe's training or evaluation short should not need the recipe's other settings undone.
+        # What cuts a recipe short should not need the recipe's other settings undone.
         gives_way = {"epochs"} if self.steps else set()
         gives_way |= {"patience", "eval_sample"} if self.eval == "none" else set()
         self.check_applies(changed - gives_way)
@@ -199,6 +204,13 @@ class TrainConfig:
     def evaluates(self) -> bool:
         """Whether the run is evaluated while it trains."""
         return self.eval != "none" and bool(self.eval_every or self.eval_steps)
+
+    @property
+    def can_move_queries(self) -> bool:
+        """Whether sampled negatives can be scored where they lie."""
+        model = self.link_model(num_entities=1, num_relations=1)
+        shared = self.chunk_size == 0 and self.negatives_from != "typed"
+        return _sampled(self) and self.loss == "softmax" and shared and not model.sides_differ
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -263,6 +275,11 @@ _NEEDS: dict[str, tuple[Callable[[TrainConfig], bool], str]] = {
     **dict.fromkeys(
         ("negatives", "negatives_from", "chunk_size", "filter_negatives"),
         (_sampled, "--train-type negative-sampling"),
+    ),
+    "move": (
+        lambda c: c.can_move_queries,
+        "--loss softmax over sampled negatives that a whole batch shares (uniform or by degree), and"
+        " candidates that are the same for both sides",
     ),
     "margin": (lambda c: c.loss in ("margin", "self-adversarial"), "--loss margin or self-adversarial"),
     "adversarial_temperature": (lambda c: c.loss == "self-adversarial", "--loss self-adversarial"),

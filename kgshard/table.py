@@ -127,6 +127,12 @@ class ShardedTable:
         return received, counts
 
     @property
+    def sent_row_bytes(self) -> int:
+        """What one row takes on its way."""
+        packed = pack(self.weight.new_zeros(1, self.weight.shape[1]), self._exchange_dtype)
+        return packed.nbytes
+
+    @property
     def num_rows(self) -> int:
         """Rows of the whole table."""
         return self.partition.num_rows

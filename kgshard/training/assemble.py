@@ -71,6 +71,7 @@ def build_trainer(exchange: Exchange, model: LinkModel, config: TrainConfig, *, 
             relation_prediction=config.relation_prediction,
             dropout=config.dropout,
             seed=config.seed,
+            move=config.move if config.can_move_queries else "rows",  # type: ignore[arg-type]
         ),
         learning_rate=learning_rate,
         clip_norm=config.clip_norm,

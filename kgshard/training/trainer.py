@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import EllipsisType
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
@@ -29,9 +29,12 @@ from kgshard.table import Lookup, ShardedTable
 from kgshard.training.batches import Batch, Questions
 from kgshard.training.full_losses import Candidates, FullLoss
 from kgshard.training.losses import SampledLoss
+from kgshard.training.moved_queries import MovedSoftmax, moves_fewer_bytes
 from kgshard.training.negatives import Negatives
 from kgshard.training.regularisers import Regulariser, UsedRows
 
+Move = Literal["rows", "queries", "auto"]
+"""Negatives' rows go to the questions, or questions' queries to the rows; or what is fewer bytes."""
 Part = slice | EllipsisType
 """Some questions of a rank, or all of them, of which a slice would cost a gradient as large as the whole."""
 
@@ -74,6 +77,9 @@ class Objective:
     """Chance that a query's coordinate is dropped; the others are scaled up."""
     seed: int = 0
     """Fixes what is dropped."""
+    move: Move = "rows"
+    """What travels where negatives are scored; other than "rows" only for the sampled softmax of candidates
+    that do not differ by side, over negatives that all questions of a batch share."""
 
 
 @dataclass(slots=True)
@@ -146,7 +152,9 @@ class Trainer:
                 update; it names the ranks whose questions they are.
         """
         table, mine = self.parameters.entities, batch.mine
-        wanted = [mine.anchors, mine.answers, *(group.ids for group in batch.negatives)]
+        moves_queries = self._moves_queries(batch)
+        wanted = [mine.anchors, mine.answers]
+        wanted += [] if moves_queries else [group.ids for group in batch.negatives]
         lookup = table.fetch(torch.cat(wanted))
         with stage("relations") as work:
             asked = self._fetch_relations(batch)
@@ -161,7 +169,7 @@ class Trainer:
             rows = _Gathered.apply(leaves.entities, *places)
             (relations,) = _Gathered.apply(leaves.relations, asked.inverse)
             work.moves(2 * sum(part.nbytes for part in (*rows, relations)))
-        loss, everywhere = self._loss(batch, leaves, relations, rows[0], rows[1], rows[2:])
+        loss, scored_here = self._loss(batch, leaves, relations, rows[0], rows[1], rows[2:])
         if self.objective.regulariser:
             with stage("regulariser") as work:
                 loss = loss + self._penalty(batch, leaves, places[0], places[1], asked.inverse)
@@ -171,18 +179,30 @@ class Trainer:
         with stage("finite?"):
             # A sum is finite only where all its terms are.
             slopes = [_gradient(leaf).sum() for leaf in leaves]
-            slopes += [everywhere.sum()] if everywhere is not None else []
+            slopes += [scored_here.values.sum()] if scored_here else []
             own = torch.stack([loss.detach(), torch.stack(slopes).sum()])
         replicated, (total, slope) = self._reduce(asked, leaves, own)
         if not torch.isfinite(total + slope):
             self._refuse(batch, own, float(total))
         entities = table.push(lookup, _gradient(leaves.entities))
-        if everywhere is not None:
-            entities = _with_rows(everywhere, entities)
+        if scored_here:
+            entities = _added(scored_here, entities, len(table.weight))
         self._pending.add(entities, self._relation_gradient(asked, leaves, replicated), replicated)
         if batch.is_last:
             self._update(batch.update)
         return float(total) * batch.num_update_questions / batch.num_questions
+
+    def _moves_queries(self, batch: Batch) -> bool:
+        """Whether negatives are scored where they lie; the same on all ranks."""
+        move, table = self.objective.move, self.parameters.entities
+        if move != "auto":
+            return move == "queries"
+        return table.exchange.world_size > 1 and moves_fewer_bytes(
+            num_questions=batch.num_questions,
+            query_width=self.model.dim,
+            num_negatives=min(len(batch.negatives[0].ids), table.num_rows),
+            row_bytes=table.sent_row_bytes,
+        )
 
     def _refuse(self, batch: Batch, own: Tensor, total: float) -> NoReturn:
         """Say on every rank whose questions have a loss or gradients (`own` float[2]) that are no numbers."""
@@ -224,8 +244,8 @@ class Trainer:
         anchors: Tensor,
         answers: Tensor,
         negatives: tuple[Tensor, ...],
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return this rank's share of the loss, and the gradient of all rows owned here where it has all."""
+    ) -> tuple[Tensor, RowGradient | None]:
+        """Return this rank's share of the loss, and the gradient of rows that were scored where they lie."""
         objective, mine = self.objective, batch.mine
         sides = self._sides(mine)
         with stage("queries") as work:
@@ -240,19 +260,24 @@ class Trainer:
             queries = [
                 asked * kept[part, : asked.shape[1]] for asked, (_, part) in zip(queries, sides, strict=True)
             ]
-        scale, everywhere = 1 / batch.num_update_questions, None
+        scale, scored_here = 1 / batch.num_update_questions, None
+        lift = partial(self.model.candidates, "tail")
+        candidates = Candidates(self.parameters.entities, self.model.metric, lift)
         if isinstance(objective.loss, FullLoss):
             assert batch.labels is not None
-            lift = partial(self.model.candidates, "tail")
-            candidates = Candidates(self.parameters.entities, self.model.metric, lift)
-            loss, everywhere = objective.loss(torch.cat(queries), batch.labels, candidates, scale=scale)
+            loss, values = objective.loss(torch.cat(queries), batch.labels, candidates, scale=scale)
+            scored_here = RowGradient(torch.arange(len(values), device=values.device), values)
+        elif batch.negatives and not negatives:
+            softmax = MovedSoftmax(batch.negatives[0], candidates, scale)
+            loss = softmax(torch.cat(queries), self._positives(queries, batch, answers))
+            scored_here = softmax.gradient
         else:
             loss = self._sampled(objective.loss, batch, queries, answers, negatives) * scale
         if objective.relation_prediction:
             weight = objective.relation_prediction * scale
             for side, part in sides:
                 loss = loss + weight * self._relation_loss(side, part, mine, anchors, answers, leaves)
-        return loss, everywhere
+        return loss, scored_here
 
     def _penalty(
         self, batch: Batch, leaves: _Leaves, anchors: Tensor, answers: Tensor, relations: Tensor
@@ -274,14 +299,7 @@ class Trainer:
         negatives: tuple[Tensor, ...],
     ) -> Tensor:
         """Return the sum over this rank's questions of their loss against sampled negatives."""
-        with stage("scores") as work:
-            positives = torch.cat(
-                [
-                    self.model.metric.score_pairs(asked, self.model.candidates(side, answers[part]))
-                    for asked, (side, part) in zip(queries, self._sides(batch.mine), strict=True)
-                ]
-            )
-            work.moves(2 * answers.nbytes)
+        positives = self._positives(queries, batch, answers)
         total = positives.sum() * 0
         for group, rows in zip(batch.negatives, negatives, strict=True):
             truths = positives if group.questions is None else positives[group.questions]
@@ -293,6 +311,17 @@ class Trainer:
                 total = total + loss(truths, scores, group)
                 work.moves(2 * scores.nbytes)
         return total
+
+    def _positives(self, queries: list[Tensor], batch: Batch, answers: Tensor) -> Tensor:
+        """Return float32[q]: the scores of this rank's questions with their own answers."""
+        with stage("scores") as work:
+            work.moves(2 * answers.nbytes)
+            return torch.cat(
+                [
+                    self.model.metric.score_pairs(asked, self.model.candidates(side, answers[part]))
+                    for asked, (side, part) in zip(queries, self._sides(batch.mine), strict=True)
+                ]
+            )
 
     def _scores(self, queries: list[Tensor], rows: Tensor, group: Negatives) -> Tensor:
         """Return float32[q, K]: a group's questions, those for heads first, against its K negatives' rows."""
@@ -428,10 +457,12 @@ def _gradient(rows: Tensor) -> Tensor:
     return rows.grad if rows.grad is not None else torch.zeros_like(rows)
 
 
-def _with_rows(everywhere: Tensor, some: RowGradient) -> RowGradient:
-    """Return the gradient of all rows, those of some added."""
-    everywhere.index_add_(0, some.rows, some.values)
-    return RowGradient(torch.arange(len(everywhere), device=everywhere.device), everywhere)
+def _added(first: RowGradient, second: RowGradient, num_rows: int) -> RowGradient:
+    """Return the sum of gradients of a table of num_rows; the first may be overwritten."""
+    if len(first.rows) < num_rows:
+        return _sum(first, second)
+    first.values.index_add_(0, second.rows, second.values)
+    return first
 
 
 @torch.no_grad()

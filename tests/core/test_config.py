@@ -190,6 +190,13 @@ NEEDS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
         " and relations that every rank holds",
     ),
     "n3": (0.1, {"model": "rotate"}, {"model": "distmult"}, "a model that scores by inner products"),
+    "move": (
+        "queries",
+        {"loss": "bce"},
+        {"negatives_from": "degree"},
+        "--loss softmax over sampled negatives that a whole batch shares (uniform or by degree), and"
+        " candidates that are the same for both sides",
+    ),
     "final_lr": (0.1, {}, {"decay": "linear"}, "a --decay"),
     "dropout": (
         0.1,

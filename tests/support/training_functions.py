@@ -5,7 +5,7 @@ All are module-level, so threads and gloo processes run the same ones; arguments
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -125,6 +125,21 @@ def train(exchange: Exchange, job: Job) -> Trained:
     """Train as `kgshard train` does, for so many steps."""
     sampler, trainer = assembled(exchange, job)
     return Trained(run_steps(sampler, trainer, job.num_steps), tables_of(trainer))
+
+
+def exchanged_bytes(exchange: Exchange, job: Job) -> int:
+    """Train so many steps; return what this rank sent to others, but for what is summed."""
+    total, swap = 0, exchange.swap
+
+    def counting(rows: Tensor, sends: Sequence[int], *rest: Any, **named: Any) -> tuple[Tensor, list[int]]:
+        nonlocal total
+        total += (sum(sends) - sends[exchange.rank]) * rows.nbytes // max(1, len(rows))
+        return swap(rows, sends, *rest, **named)
+
+    exchange.swap = counting  # type: ignore[method-assign]
+    sampler, trainer = assembled(exchange, job)
+    run_steps(sampler, trainer, job.num_steps)
+    return total
 
 
 def tables_of(trainer: Trainer) -> Tables:

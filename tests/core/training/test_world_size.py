@@ -70,6 +70,7 @@ VARIATIONS = {
     "margin": short(loss="margin", model="transe"),
     "bce": short(loss="bce", label_smoothing=0.1),
     **{f"negatives from {source}": short(negatives_from=source, chunk_size=5) for source in SOURCES},
+    "queries go to negatives' rows": short(move="queries", negatives_from="degree", filter_negatives=True),
     "filtered negatives": short(num_entities=12, filter_negatives=True, negatives=20),
     "regularised": short(n3=0.05, l2=0.01, l3=0.01),
     "regularised, kvsall": short(n3=0.05, train_type="kvsall", corruption="both-sides"),
