@@ -2,8 +2,8 @@
 
     python benchmarks/whole_way.py [--graph NCBITaxon2013] [--epochs 12] [--patience 1] [--sample 2000]
 
-Trains at dimension 128 on two ranks until the MRR on valid falls, or all epochs are done. One JSON line; `mib`
-is the largest sum, over a command's processes, of the memory they use (PSS, mapped files too), looked
+Trains at dimension 128 on two ranks until the MRR on valid falls, or all epochs are done. One JSON line;
+`mib` is the largest sum, over a command's processes, of the memory they use (PSS, mapped files too), looked
 at ten times a second.
 """
 

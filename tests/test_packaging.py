@@ -33,20 +33,22 @@ def files_of_the_project() -> list[str]:
     return sorted(set(names))
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
-    """The wheel of a copy: a stale build/ or egg-info would ship modules that are gone."""
-    copy = tmp_path_factory.mktemp("copy")
+def build_wheel(copy: Path, **environment: str) -> Path:
+    """Return the wheel of a copy: a stale build/ or egg-info would ship modules that are gone."""
     for name in files_of_the_project():
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, copy / name)
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(copy / "wheels")]
-    done = subprocess.run(
-        command, cwd=copy, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": ""}
-    )
+    environment = os.environ | {"PYTHONPATH": ""} | environment
+    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = (copy / "wheels").glob("*.whl")
-    with zipfile.ZipFile(path) as opened:
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
+    with zipfile.ZipFile(build_wheel(tmp_path_factory.mktemp("copy"))) as opened:
         yield opened
 
 
@@ -91,6 +93,22 @@ def test_nothing_else_is_installed(wheel: zipfile.ZipFile) -> None:
     tops = {name.split("/")[0] for name in wheel.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"kgshard", "kgshard_tools"}
     assert not [name for name in wheel.namelist() if "test" in Path(name).name and name.endswith(".py")]
+
+
+def compiled(wheel: zipfile.ZipFile) -> list[str]:
+    return [name for name in wheel.namelist() if name.endswith(".so")]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler")
+def test_kernels_are_there(wheel: zipfile.ZipFile) -> None:
+    (name,) = compiled(wheel)
+    assert name.startswith("kgshard/native/rows.")
+
+
+def test_who_has_no_compiler_gets_a_wheel_without_kernels(tmp_path: Path) -> None:
+    with zipfile.ZipFile(build_wheel(tmp_path, CC="false")) as plain:
+        assert compiled(plain) == []
+        assert {name for name in plain.namelist() if name.endswith(".py")} == sources()
 
 
 def test_the_command_is_an_entry_point(wheel: zipfile.ZipFile) -> None:

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from kgshard.errors import ConfigError
+from kgshard.optim import kernels
 from kgshard.optim.base import RowOptimizer, Rows, Storage
+from kgshard.routing import RowGradient
 
 
 class Adagrad(RowOptimizer):
@@ -23,6 +25,12 @@ class Adagrad(RowOptimizer):
 
     def _sum_shape(self) -> torch.Size:
         return self.weight.shape
+
+    def _update_in_one_pass(self, gradient: RowGradient) -> bool:
+        if not kernels.can_update(gradient, self.weight, self.sum):
+            return False
+        kernels.adagrad(gradient, self.weight, self.sum, lr=self.lr, eps=self.eps)
+        return True
 
     def _update(self, rows: Rows, gradients: Tensor) -> Tensor:
         total = self._read("sum", rows).addcmul_(gradients, gradients)

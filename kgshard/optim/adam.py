@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from kgshard.errors import ConfigError
+from kgshard.optim import kernels
 from kgshard.optim.base import RowOptimizer, Rows, Storage
+from kgshard.routing import RowGradient
 
 
 class SparseAdam(RowOptimizer):
@@ -56,6 +58,14 @@ class SparseAdam(RowOptimizer):
         factor, eps = self._corrected(rows)
         root = squared.sqrt().add_(eps)
         return torch.div(average, root, out=root).mul_(factor)
+
+    def _update_in_one_pass(self, gradient: RowGradient) -> bool:
+        tables = (self.weight, self.exp_avg, self.exp_avg_sq)
+        if not kernels.can_update(gradient, *tables):
+            return False
+        factor, eps = self._corrected(gradient.rows)
+        kernels.adam(gradient, *tables, betas=self.betas, factor=factor, eps=eps)
+        return True
 
     def _corrected(self, rows: Rows) -> tuple[float | Tensor, float | Tensor]:
         """Return a and e of the update a m / (sqrt(v) + e), numbers or float32[U, 1]."""

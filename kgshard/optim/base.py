@@ -107,7 +107,8 @@ class RowOptimizer(ABC):
         # Rows are distinct: as many as the table has are all of them, in order.
         whole = len(gradient.rows) == _num_rows(self.weight)
         with stage("optimizer") as work:
-            for block in self._blocks(len(gradient.rows)):
+            in_one_pass = self._update_in_one_pass(gradient)
+            for block in () if in_one_pass else self._blocks(len(gradient.rows)):
                 rows = block if whole else gradient.rows[block]
                 values = gradient.values[block].to(self.device, torch.float32)
                 update = self._update(_on(self.device, rows), values)
@@ -138,6 +139,10 @@ class RowOptimizer(ABC):
 
         Called once for each block of rows. `gradients` float32[U, C] may be the caller's own: read only.
         """
+
+    def _update_in_one_pass(self, gradient: RowGradient) -> bool:
+        """Do all of a step with a kernel where that can be; return whether it was done."""
+        return False
 
     def _zeros(self, shape: torch.Size) -> Tensor:
         return torch.zeros(shape, dtype=self.state_dtype, device=self.device)

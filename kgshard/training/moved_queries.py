@@ -55,7 +55,7 @@ class MovedSoftmax:
             positives: float32[q], the scores of true answers, with theirs.
         """
         with stage("loss where negatives lie") as work:
-            loss: Tensor = _MovedSoftmax.apply(queries, positives, self)  # type: ignore[no-untyped-call]
+            loss: Tensor = _MovedSoftmax.apply(queries, positives, self)
             work.multiplies(6 * queries.numel() * len(self.negatives.ids))
         return loss
 
