@@ -128,6 +128,11 @@ class TrainConfig:
     )
     device: str = _setting("auto", "Where tables live: auto, cpu, cuda or cuda:N.")
     optimizer_device: str = _setting("auto", "Where optimizer state lives; auto is beside the table.")
+    table_storage: str = _setting(
+        "ram",
+        "Where entity rows and their optimizer state lie: in memory, or in files that are mapped.",
+        choices=("ram", "mmap"),
+    )
     transport: str = _setting(
         "auto",
         "What carries rows between ranks: torch, or auto, which is shared memory among ranks of one machine.",

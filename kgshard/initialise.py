@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +27,8 @@ def fill_initial_rows(weight: Tensor, init: Init | Columns, *, seed: int, table:
     columns = ((weight.shape[1], init),) if isinstance(init, Init) else init
     if sum(width for width, _ in columns) != weight.shape[1]:
         raise ValueError(f"initial columns {columns} do not add up to {weight.shape[1]} floats")
-    first_block = rows.start // BLOCK_ROWS
-    for block in range(first_block, -(-rows.stop // BLOCK_ROWS) if len(rows) else first_block):
+
+    def fill(block: int) -> None:
         start = max(rows.start, block * BLOCK_ROWS)
         stop = min(rows.stop, (block + 1) * BLOCK_ROWS)
         # Rows are drawn one after the other, so those behind the last wanted one can be left out.
@@ -41,6 +42,11 @@ def fill_initial_rows(weight: Tensor, init: Init | Columns, *, seed: int, table:
         )
         piece = values[start - block * BLOCK_ROWS : stop - block * BLOCK_ROWS]
         weight[start - rows.start : stop - rows.start].copy_(torch.from_numpy(piece))
+
+    blocks = range(rows.start // BLOCK_ROWS, -(-rows.stop // BLOCK_ROWS)) if len(rows) else range(0)
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # numpy lets go of the lock while it draws.
+        for _ in threads.map(fill, blocks):
+            pass
 
 
 def _keys(num_columns: int) -> list[tuple[int, ...]]:

@@ -91,7 +91,7 @@ class RowStepAdam(SparseAdam):
         **storage: Unpack[Storage],
     ) -> None:
         super().__init__(weight, lr=lr, betas=betas, eps=eps, **storage)
-        self.row_steps = torch.zeros(weight.shape[:1], dtype=torch.int32, device=self.device)
+        self.row_steps = self._make_zeros(weight.shape[:1], torch.int32, self.device)
 
     def _corrected(self, rows: Rows) -> tuple[Tensor, Tensor]:
         steps = self._read("row_steps", rows).add_(1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TypedDict
 
 import torch
@@ -24,7 +24,12 @@ from kgshard.stages import stage
 
 Rows = Tensor | slice
 """Some rows of a table: int64[U], ascending and distinct, or a range, so that nothing need be copied."""
+MakeZeros = Callable[[Sequence[int], torch.dtype, torch.device], Tensor]
 Rounding = Literal["stochastic", "nearest"]
+
+
+def zeros_in_memory(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros(*shape, dtype=dtype, device=device)
 
 
 class Storage(TypedDict, total=False):
@@ -36,6 +41,7 @@ class Storage(TypedDict, total=False):
     seed: int
     table: str
     first_row: int
+    make_zeros: MakeZeros
 
 
 class RowOptimizer(ABC):
@@ -58,6 +64,7 @@ class RowOptimizer(ABC):
         seed: int = 0,
         table: str = "",
         first_row: int = 0,
+        make_zeros: MakeZeros = zeros_in_memory,
     ) -> None:
         """Make zero state for a table.
 
@@ -72,6 +79,7 @@ class RowOptimizer(ABC):
                 step, global row, column), so that they are the same at any world size.
             table: A name that tells tables of one seed apart.
             first_row: The global row of weight[0].
+            make_zeros: Makes the state, by shape, dtype and device.
 
         Raises:
             ConfigError: A setting is unknown or out of range.
@@ -91,6 +99,7 @@ class RowOptimizer(ABC):
         self.table = table
         self.first_row = first_row
         self.num_steps = 0
+        self._make_zeros = make_zeros
 
     def state(self) -> dict[str, Tensor]:
         """Return the state by name, not copied: with num_steps, all that the next step needs to know."""
@@ -145,7 +154,7 @@ class RowOptimizer(ABC):
         return False
 
     def _zeros(self, shape: torch.Size) -> Tensor:
-        return torch.zeros(shape, dtype=self.state_dtype, device=self.device)
+        return self._make_zeros(shape, self.state_dtype, self.device)
 
     def _blocks(self, num_rows: int) -> Iterator[slice]:
         """Cut rows into blocks whose temporaries stay in a CPU's cache, and small beside the table."""

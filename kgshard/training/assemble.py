@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,9 +14,11 @@ from kgshard.distributed import choose_device
 from kgshard.errors import ConfigError
 from kgshard.exchange import Exchange
 from kgshard.initialise import fill_initial_rows, initial_shared
+from kgshard.mapped import check_room, mapped_zeros
 from kgshard.models.link import LinkModel
 from kgshard.models.scoring import Columns, Init
 from kgshard.optim import OPTIMIZERS, RowOptimizer
+from kgshard.optim.base import MakeZeros, zeros_in_memory
 from kgshard.partition import RowPartition
 from kgshard.table import ShardedTable, held_rows
 from kgshard.training.batches import Cut, QuestionSampler, Sampler, TripleSampler
@@ -56,15 +59,26 @@ def build_sampler(exchange: Exchange, model: LinkModel, triples: Triples, config
     return TripleSampler(model, triples, cut, negatives)
 
 
-def build_trainer(exchange: Exchange, model: LinkModel, config: TrainConfig, *, num_updates: int) -> Trainer:
-    """Return a trainer with fresh parameters, for `num_updates` optimizer updates."""
-    parameters = initial_parameters(exchange, model, config)
+def build_trainer(
+    exchange: Exchange, model: LinkModel, config: TrainConfig, *, num_updates: int, folder: Path | None = None
+) -> Trainer:
+    """Return a trainer with fresh parameters, for `num_updates` optimizer updates.
+
+    Args:
+        exchange: The other ranks.
+        model: The formula.
+        config: All else.
+        num_updates: What a decay ends with.
+        folder: On whose disk tables lie that are mapped.
+    """
+    make_zeros = _maker_of_tables(exchange, model, config, folder)
+    parameters = initial_parameters(exchange, model, config, make_zeros)
     learning_rate = partial(_learning_rate, config, num_updates)
     learning_rate(0)  # A warm-up longer than the run is refused before it begins.
     return Trainer(
         model,
         parameters,
-        _optimizers(parameters, config),
+        _optimizers(parameters, config, make_zeros),
         Objective(
             loss=_loss(model, config),
             regulariser=Regulariser(n3=config.n3, l2=config.l2, l3=config.l3),
@@ -93,12 +107,29 @@ def _learning_rate(config: TrainConfig, num_updates: int, update: int) -> float:
     return config.lr * factor
 
 
-def initial_parameters(exchange: Exchange, model: LinkModel, config: TrainConfig) -> Parameters:
+def _maker_of_tables(
+    exchange: Exchange, model: LinkModel, config: TrainConfig, folder: Path | None
+) -> MakeZeros:
+    """Return what makes the entity table and its optimizer's state."""
+    if config.table_storage == "ram":
+        return zeros_in_memory
+    if exchange.device.type != "cpu" or config.optimizer_device not in ("auto", "cpu"):
+        raise ConfigError("--table-storage mmap: only a CPU maps files; pass --device cpu")
+    assert folder is not None
+    row = torch.zeros(1, model.dim, dtype=getattr(torch, config.dtype), device="meta")
+    state = OPTIMIZERS[config.optimizer](row, lr=config.lr, state_dtype=row.dtype).state()
+    check_room(folder, model.num_entities * sum(each.nbytes for each in (row, *state.values())))
+    return lambda shape, dtype, device: mapped_zeros(folder, shape, dtype)
+
+
+def initial_parameters(
+    exchange: Exchange, model: LinkModel, config: TrainConfig, make_zeros: MakeZeros = zeros_in_memory
+) -> Parameters:
     """Return the parameters as they are before the first step; row r is the same at any world size."""
     partition = RowPartition(model.num_entities, exchange.world_size)
     rows = partition.rows_of(exchange.rank)
     dtype = getattr(torch, config.dtype)
-    entities = torch.empty(len(rows), model.dim, device=exchange.device, dtype=dtype)
+    entities = make_zeros((len(rows), model.dim), dtype, exchange.device)
     relation_partition = RowPartition(model.num_relation_rows, exchange.world_size)
     is_sharded = shards_relations(model, config)
     held = relation_partition.rows_of(exchange.rank) if is_sharded else range(model.num_relation_rows)
@@ -129,12 +160,17 @@ def _fill(weight: Tensor, init: Init | Columns, table: str, rows: range, config:
     fill_initial_rows(weight, scaled, seed=config.seed, table=table, rows=rows)
 
 
-def _optimizers(parameters: Parameters, config: TrainConfig) -> Optimizers:
+def _optimizers(parameters: Parameters, config: TrainConfig, make_zeros: MakeZeros) -> Optimizers:
     kind, table = OPTIMIZERS[config.optimizer], parameters.entities
     own = table.exchange.device
     device = own if config.optimizer_device == "auto" else choose_device(config.optimizer_device)
 
-    def optimizer(weight: Tensor, first_row: int = 0, purpose: str = "relation") -> RowOptimizer:
+    def optimizer(
+        weight: Tensor,
+        first_row: int = 0,
+        purpose: str = "relation",
+        make_zeros: MakeZeros = zeros_in_memory,
+    ) -> RowOptimizer:
         return kind(
             weight,
             lr=config.lr,
@@ -144,12 +180,13 @@ def _optimizers(parameters: Parameters, config: TrainConfig) -> Optimizers:
             seed=config.seed,
             table=purpose,
             first_row=first_row,
+            make_zeros=make_zeros,
         )
 
     relations = parameters.relations
     first_relation = relations.rows.start if isinstance(relations, ShardedTable) else 0
     return Optimizers(
-        optimizer(table.weight, table.rows.start, "entity"),
+        optimizer(table.weight, table.rows.start, "entity", make_zeros),
         optimizer(held_rows(relations), first_relation),
         {name: optimizer(values, purpose=name) for name, values in parameters.shared.items()},
     )

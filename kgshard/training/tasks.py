@@ -126,7 +126,7 @@ class _Training:
         self.num_steps = config.steps or config.epochs * len(self.sampler)
         self.num_epochs = -(-self.num_steps // len(self.sampler))
         num_updates = self.sampler.updates_in(self.num_steps)
-        self.trainer = build_trainer(exchange, run.model, config, num_updates=num_updates)
+        self.trainer = build_trainer(exchange, run.model, config, num_updates=num_updates, folder=run.folder)
         self.evaluator = _evaluator(run, config) if config.evaluates else None
         self.best: dict[str, Any] = {}
         """Epoch, step and figures of the best evaluation; see `ValidEvaluator.figures`."""

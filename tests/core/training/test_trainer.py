@@ -525,6 +525,7 @@ OTHER_VALUES: dict[str, Any] = {
 ELSEWHERE = {
     *("epochs", "steps", "eval_every", "eval_steps", "eval", "eval_sample", "patience"),  # test_training.py
     "move",  # test_moved_queries.py
+    "table_storage",  # test_mapped.py
     *("shard_relations", "device", "optimizer_device", "transport"),  # They change where and how, not what.
     "save_optimizer",  # test_optimizer_state.py
 }

@@ -1,0 +1,41 @@
+"""Tables that lie in files, not in memory: the kernel keeps the rows in use, and writes the others back.
+
+A file has no name, so nothing is left behind however a process ends. It takes no room for what was never
+written, such as moments that are still zero.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kgshard.errors import ConfigError
+
+
+def mapped_zeros(folder: Path, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return zeros that lie in a file without a name on the disk of `folder`."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if not num_bytes:
+        return torch.zeros(*shape, dtype=dtype)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.ftruncate(file.fileno(), num_bytes)
+        memory = mmap.mmap(file.fileno(), num_bytes)
+    return torch.frombuffer(memory, dtype=dtype).view(*shape)
+
+
+def check_room(folder: Path, num_bytes: int) -> None:
+    """Raise ConfigError where the disk of `folder` has no room: a row that cannot be written ends a process."""
+    disk = os.statvfs(folder)
+    free = disk.f_bavail * disk.f_frsize
+    if num_bytes > free:
+        raise ConfigError(
+            f"--table-storage mmap: rows and optimizer state take {num_bytes / 1e9:.1f} GB, but the disk"
+            f" of {folder} has {free / 1e9:.1f} GB free; take another disk, --optimizer or --dim"
+        )
