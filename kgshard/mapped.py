@@ -31,7 +31,7 @@ def mapped_zeros(folder: Path, shape: Sequence[int], dtype: torch.dtype) -> Tens
 
 
 def check_room(folder: Path, num_bytes: int) -> None:
-    """Raise ConfigError where the disk of `folder` has no room: a row that cannot be written ends a process."""
+    """Raise ConfigError where the disk of `folder` has no room: rows that find none end their process."""
     disk = os.statvfs(folder)
     free = disk.f_bavail * disk.f_frsize
     if num_bytes > free:
