@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kgshard_tools.verify import verify as verify
 
     from kgshard.api import evaluate as evaluate
+    from kgshard.api import plan as plan
     from kgshard.api import train as train
     from kgshard.config import TrainConfig as TrainConfig
     from kgshard.embedding import RowWiseShardedEmbedding as RowWiseShardedEmbedding
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "evaluate": "kgshard.api",
+    "plan": "kgshard.api",
     "train": "kgshard.api",
     "TrainConfig": "kgshard.config",
     "RowWiseShardedEmbedding": "kgshard.embedding",

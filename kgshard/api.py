@@ -1,23 +1,154 @@
-"""`kgshard.train` and `kgshard.evaluate`: start ranks on this machine and wait for them. No torch here."""
+"""`kgshard.plan`, `train` and `evaluate`: start ranks on this machine and wait for them. No torch here."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from kgshard.config import TrainConfig
-from kgshard.devices import check_device
-from kgshard.errors import DataError
+from kgshard.data.dataset import Dataset
+from kgshard.devices import check_device, num_cuda_devices
+from kgshard.errors import ConfigError, DataError
 from kgshard.files import AnyPath, write_json
 from kgshard.launch import check_nproc, run_on_ranks
+from kgshard.machine import available_memory, free_disk, total_memory
+from kgshard.planning.plan import Plan, plan_training
+from kgshard.planning.stored import GraphSize
+from kgshard.planning.training import Machine, Training, check_tables
 from kgshard.ranking.protocol import EvaluationSettings
 from kgshard.runs import Run, open_run
-from kgshard.start import started_run, tell_data
+from kgshard.start import opened_data, started_run, tell_data
 from kgshard.stderr import tell
 from kgshard.training.metrics_log import check_tensorboard
+
+PROBE_SECONDS = 5.0
+"""How long `plan` trains to see how fast steps are."""
+
+
+def plan(
+    data: AnyPath | None = None,
+    *,
+    num_entities: int | None = None,
+    num_relations: int | None = None,
+    num_triples: int | None = None,
+    out: AnyPath = ".",
+    nproc_per_node: int = 1,
+    probe: float = PROBE_SECONDS,
+    **settings: Any,
+) -> Plan:
+    """Say what a training would take, whether it fits this machine, and what would. Nothing is written.
+
+    Args:
+        data: As `train` takes it; text is read and prepared in a temporary folder.
+        num_entities: In place of data, with the other two.
+        num_relations: The same, inverses not counted.
+        num_triples: The same, of train.
+        out: Where the run would be, for the disk.
+        nproc_per_node: Ranks.
+        probe: Seconds to train, on as many ranks, with tables cut to what is small, to see how fast that is;
+            0 does not.
+        **settings: See `kgshard.config.TrainConfig`.
+
+    Raises:
+        ConfigError, DataError: Something about the call or the data.
+        KgshardError: A rank that was timed failed.
+    """
+    config = TrainConfig.from_dict(settings)
+    config.check_applies(settings)
+    return plan_config(
+        data,
+        config,
+        nproc_per_node,
+        num_entities=num_entities,
+        num_relations=num_relations,
+        num_triples=num_triples,
+        out=out,
+        probe=probe,
+    )
+
+
+def plan_config(
+    data: AnyPath | None,
+    config: TrainConfig,
+    nproc_per_node: int = 1,
+    *,
+    num_entities: int | None = None,
+    num_relations: int | None = None,
+    num_triples: int | None = None,
+    out: AnyPath = ".",
+    probe: float = PROBE_SECONDS,
+) -> Plan:
+    """Plan as `plan` does."""
+    check_nproc(nproc_per_node)
+    if not 0 <= probe < float("inf"):
+        raise ConfigError(f"--probe must be a number of seconds >= 0, got {probe}")
+    numbers = (num_entities, num_relations, num_triples)
+    if data is not None and numbers != (None, None, None):
+        raise ConfigError(
+            "--num-entities, --num-relations and --num-triples stand in place of DATA; drop one"
+        )
+    if data is not None:
+        with opened_data(data) as dataset:
+            training = Training(config, _size_of(dataset), nproc_per_node)
+            return _planned(training, out, str(dataset.folder.absolute()), probe)
+    if num_entities is None or num_relations is None or num_triples is None:
+        raise ConfigError("give DATA, or all of --num-entities, --num-relations and --num-triples")
+    size = GraphSize(num_entities, num_relations, num_triples)
+    return _planned(Training(config, size, nproc_per_node), out, None, probe)
+
+
+def _planned(training: Training, out: AnyPath, data: str | None, probe: float) -> Plan:
+    """Plan, and time steps on the triples of a prepared dataset, or on such as are drawn."""
+    machine = Machine(available_memory(), free_disk(Path(out)), _free_on_gpus(training.config))
+    planned, part = plan_training(training, machine), training.cut()
+    if not probe or not part.fits_memory(machine):
+        return planned
+    arguments = {
+        "config": training.config.to_dict(),
+        "data": data,
+        "num_entities": part.size.entities,
+        "num_relations": part.size.relations,
+        "seconds": probe,
+    }
+    timed = run_on_ranks("probe", arguments, training.nproc_per_node)
+    return replace(planned, speed=training.speed(part, **timed))
+
+
+def _trains_on_gpus(config: TrainConfig) -> bool:
+    return config.device != "cpu" and num_cuda_devices() > 0
+
+
+def _free_on_gpus(config: TrainConfig) -> tuple[int, ...]:
+    if not _trains_on_gpus(config):
+        return ()
+    from kgshard.distributed import free_on_gpus  # CUDA
+
+    return free_on_gpus(config.device)  # CUDA
+
+
+def _size_of(dataset: Dataset) -> GraphSize:
+    splits = dataset.info.splits
+    return GraphSize(
+        dataset.num_entities,
+        dataset.num_relations,
+        splits["train"].triples,
+        valid=splits["valid"].triples,
+        num_bytes=sum(file.bytes for file in dataset.info.files.values()),
+    )
+
+
+def check_memory(config: TrainConfig, dataset: Dataset, num_local_ranks: int, world_size: int) -> None:
+    """Refuse a training whose tables cannot be in this machine's memory, whatever else runs.
+
+    Raises:
+        ConfigError: They cannot.
+    """
+    if not _trains_on_gpus(config):
+        machines = max(1, world_size // num_local_ranks)
+        check_tables(Training(config, _size_of(dataset), num_local_ranks, machines), total_memory())
 
 
 def train(
@@ -70,6 +201,7 @@ def train_config(
     if tensorboard:
         check_tensorboard()
     with started_run(data, out, config, overwrite=overwrite) as run:
+        check_memory(config, run.dataset, nproc_per_node, nproc_per_node)
         if not quiet:
             tell_data(run)
         how = {"quiet": quiet, "tensorboard": tensorboard, "profile": profile}

@@ -23,6 +23,9 @@ from kgshard.models.metric import DOT
 from kgshard.training.schedule import DECAYS
 
 OPTIMIZER_NAMES = ("adagrad", "adagrad-rowwise", "adam", "adam-rowstep", "sgd")
+LARGE_BYTES = 1 << 30
+"""A relation table larger than this is sharded, unless settings say otherwise."""
+_VALUE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def _setting(default: Any, help: str, *, choices: tuple[str, ...] = (), **limits: float) -> Any:
@@ -106,7 +109,7 @@ class TrainConfig:
     clip_norm: float = _setting(
         0.0, "The longest gradient, over all parameters and ranks; 0 is any.", at_least=0
     )
-    dtype: str = _setting("float32", "Of tables and optimizer state.", choices=("float32", "bfloat16"))
+    dtype: str = _setting("float32", "Of tables and optimizer state.", choices=tuple(_VALUE_BYTES))
     exchange_dtype: str = _setting(
         "float32",
         "Of rows and gradients on their way between ranks.",
@@ -204,6 +207,18 @@ class TrainConfig:
             num_relations=num_relations,
             reciprocal=self.corruption == "reciprocal",
         )
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of a number of a table, or of its optimizer's state."""
+        return _VALUE_BYTES[self.dtype]
+
+    def shards_relations(self, model: LinkModel) -> bool:
+        """Whether a model's relation rows are cut over ranks as entity rows are."""
+        if self.shard_relations != "auto":
+            return self.shard_relations == "always"
+        num_bytes = model.num_relation_rows * model.relation_dim * self.value_bytes
+        return not self.relation_prediction and num_bytes > LARGE_BYTES
 
     @property
     def evaluates(self) -> bool:

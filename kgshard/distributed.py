@@ -111,6 +111,15 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def free_on_gpus(name: str) -> tuple[int, ...]:
+    """Return the free bytes of each CUDA device that ranks would use; none where torch sees none."""
+    if not torch.cuda.is_available():
+        return ()
+    device = torch.device(name if name != "auto" else "cuda")  # CUDA
+    numbers = range(torch.cuda.device_count()) if device.index is None else [device.index]  # CUDA
+    return tuple(torch.cuda.mem_get_info(number)[0] for number in numbers)  # CUDA
+
+
 @contextmanager
 def joined_exchange(device: torch.device, transport: str = "auto") -> Iterator[Exchange]:
     """Join the other ranks for the length of a `with` block; alone, a world of one.

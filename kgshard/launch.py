@@ -51,6 +51,11 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def num_local_ranks() -> int:
+    """Return how many ranks a launcher started on this machine; 1 where there was none."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def num_threads(num_local_ranks: int) -> int:
     """Return the threads of one of several ranks on this machine: its share of the cores."""
     return max(1, num_cores() // num_local_ranks)

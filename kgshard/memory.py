@@ -1,9 +1,18 @@
-"""What a training tells the C library about memory."""
+"""How much memory parts of a step may take, and what the C library is told about memory. No torch."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+
+BLOCK_NUMBERS = 1 << 24
+"""Numbers that a block of a loss over all rows makes, at most: 64 MiB."""
+KEPT_NUMBERS = 1 << 26
+"""Numbers that such a loss keeps from the forward to the backward pass, at most: 256 MiB."""
+SLICE_NUMBERS = 1 << 20
+"""Complex differences of queries and candidates held at once: 8 MiB of float32."""
+HALF_BYTES = 1 << 26
+"""What one rank can send in one call through shared memory; memory is taken for what is used."""
 
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 _LARGEST = (1 << 31) - 1

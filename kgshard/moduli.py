@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kgshard.memory import SLICE_NUMBERS
+
 _TINY = 1e-15
 """Divides in place of smaller moduli."""
-_SLICE_NUMBERS = 1 << 20
-"""Complex differences held at once: 8 MiB of float32."""
 
 
 def moduli(rows: Tensor, num_blocks: int) -> Tensor:
@@ -78,7 +78,7 @@ class _ModuliDistances(torch.autograd.Function):
 
 
 def _slices(queries: Tensor, candidates: Tensor) -> Iterator[slice]:
-    size = max(1, _SLICE_NUMBERS // max(1, candidates.numel() // 2))
+    size = max(1, SLICE_NUMBERS // max(1, candidates.numel() // 2))
     return (slice(start, start + size) for start in range(0, len(queries), size))
 
 

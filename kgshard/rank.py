@@ -42,9 +42,14 @@ def main(folder: Path) -> int:
 
 def run_task(task: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Run a task by name on this rank; return its result, which is the same on every rank."""
-    from kgshard.training.tasks import evaluate_rank, train_rank  # torch: only once the job was read
+    from kgshard.training.probe import probe_rank  # torch: only once the job was read
+    from kgshard.training.tasks import evaluate_rank, train_rank
 
-    tasks: dict[str, Callable[..., dict[str, Any]]] = {"train": train_rank, "evaluate": evaluate_rank}
+    tasks: dict[str, Callable[..., dict[str, Any]]] = {
+        "train": train_rank,
+        "evaluate": evaluate_rank,
+        "probe": probe_rank,
+    }
     return tasks[task](**arguments)
 
 

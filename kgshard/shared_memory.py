@@ -34,9 +34,8 @@ from torch import Tensor
 
 from kgshard.errors import RankFailureError
 from kgshard.exchange import Announcement, Exchange
+from kgshard.memory import HALF_BYTES
 
-_HALF_BYTES = 1 << 26
-"""What one rank can send in one call; larger payloads go another way. Memory is taken for what is used."""
 _MEETING_SECONDS = 30.0
 _LEAST_SECONDS = 0.01
 """A wait that is over its time still hears what has arrived."""
@@ -86,7 +85,7 @@ class SharedMemoryExchange(Exchange):
         if not self._met:
             self._met = True
             self._meet()
-        if self._outbox is not None and payload.nbytes <= _HALF_BYTES:
+        if self._outbox is not None and payload.nbytes <= HALF_BYTES:
             # Rows for this rank itself need not go round.
             start = sum(sends[: self.rank])
             self._outbox.fill(self._num_calls, payload[:start], payload[start + sends[self.rank] :])
@@ -106,7 +105,7 @@ class SharedMemoryExchange(Exchange):
         ]
 
     def _move(self, rows: Tensor, announced: Sequence[Announcement]) -> Tensor:
-        if self._outbox is None or _largest_bytes(rows, announced) > _HALF_BYTES:
+        if self._outbox is None or _largest_bytes(rows, announced) > HALF_BYTES:
             return self._outer._move(rows, announced)
         counts = [other.sends[self.rank] for other in announced]
         received = rows.new_empty(sum(counts), *rows.shape[1:])
@@ -122,7 +121,7 @@ class SharedMemoryExchange(Exchange):
         return received
 
     def _sum(self, tensor: Tensor) -> Tensor:
-        if self._outbox is None or tensor.nbytes > _HALF_BYTES:
+        if self._outbox is None or tensor.nbytes > HALF_BYTES:
             return self._outer._sum(tensor)
         # In rank order on every rank, so that replicas stay equal to the bit.
         call, total, part = self._num_calls - 1, torch.zeros_like(tensor), torch.empty_like(tensor)
@@ -162,7 +161,7 @@ class SharedMemoryExchange(Exchange):
         """
         memory = os.memfd_create("kgshard-outbox")
         try:
-            os.ftruncate(memory, 2 * _HALF_BYTES)
+            os.ftruncate(memory, 2 * HALF_BYTES)
             connections = {}
             for rank in range(self.rank + 1, self.world_size):
                 connections[rank] = _call(cards[rank], self.rank)
@@ -241,11 +240,11 @@ class _Outbox:
 
     def __init__(self, memory: int) -> None:
         """Map a file of memory, which may be closed afterwards."""
-        self._bytes = torch.frombuffer(mmap.mmap(memory, 2 * _HALF_BYTES), dtype=torch.uint8)
+        self._bytes = torch.frombuffer(mmap.mmap(memory, 2 * HALF_BYTES), dtype=torch.uint8)
 
     def fill(self, call: int, *parts: Tensor) -> None:
         """Put tensors one after the other into the half of a call."""
-        start = call % 2 * _HALF_BYTES
+        start = call % 2 * HALF_BYTES
         for part in parts:
             if part.nbytes:
                 self._bytes[start : start + part.nbytes].view(part.dtype).view(part.shape).copy_(part)
@@ -253,7 +252,7 @@ class _Outbox:
 
     def read(self, call: int, offset: int, into: Tensor) -> None:
         """Copy a part of the half of a call, which begins at a byte of it."""
-        start = call % 2 * _HALF_BYTES + offset
+        start = call % 2 * HALF_BYTES + offset
         into.copy_(self._bytes[start : start + into.nbytes].view(into.dtype).view(into.shape))
 
 

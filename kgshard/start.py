@@ -10,6 +10,7 @@ import re
 import shutil
 import socket
 import stat
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -65,6 +66,24 @@ def _place_dataset(source: Source | Path, folder: Path) -> Dataset:
     return (
         clone_dataset(open_dataset(source), folder) if isinstance(source, Path) else prepare(source, folder)
     )
+
+
+@contextmanager
+def opened_data(data: AnyPath) -> Iterator[Dataset]:
+    """Open a dataset for a `with` block; text is prepared in a temporary folder.
+
+    Args:
+        data: A prepared dataset, a folder with train, valid and test files, or a bundled graph's name.
+
+    Raises:
+        DataError: The data cannot be read.
+    """
+    source = find_source(data)
+    if isinstance(source, Path):
+        yield open_dataset(source)
+        return
+    with tempfile.TemporaryDirectory(prefix="kgshard-") as folder:
+        yield prepare(source, Path(folder) / "data")
 
 
 @contextmanager

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 FORBIDDEN_LOADERS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 LIGHT = {
     *("errors", "config", "partition", "vocabulary", "shards", "files", "runs", "seeds"),
-    *("known", "launch", "start", "stderr", "api"),
+    *("known", "launch", "start", "stderr", "api", "machine", "memory", "planning"),
     *("ranking.metrics", "ranking.protocol", "ranking.breakdown", "ranking.excluded"),
     *("training.progress", "training.schedule", "training.metrics_log"),
 }

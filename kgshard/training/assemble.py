@@ -29,9 +29,6 @@ from kgshard.training.regularisers import Regulariser
 from kgshard.training.schedule import learning_rate_factor
 from kgshard.training.trainer import Objective, Optimizers, Parameters, Trainer
 
-LARGE_BYTES = 1 << 30
-"""A relation table larger than this is sharded, unless settings say otherwise."""
-
 
 def build_sampler(exchange: Exchange, model: LinkModel, triples: Triples, config: TrainConfig) -> Sampler:
     """Return what cuts train triples into this rank's parts of batches."""
@@ -131,7 +128,7 @@ def initial_parameters(
     dtype = getattr(torch, config.dtype)
     entities = make_zeros((len(rows), model.dim), dtype, exchange.device)
     relation_partition = RowPartition(model.num_relation_rows, exchange.world_size)
-    is_sharded = shards_relations(model, config)
+    is_sharded = config.shards_relations(model)
     held = relation_partition.rows_of(exchange.rank) if is_sharded else range(model.num_relation_rows)
     relations = torch.empty(len(held), model.relation_dim, device=exchange.device, dtype=dtype)
     scoring, seed = model.scoring, config.seed
@@ -144,14 +141,6 @@ def initial_parameters(
         sharded(relations, relation_partition) if is_sharded else relations,
         {name: values.to(exchange.device) for name, values in shared.items()},
     )
-
-
-def shards_relations(model: LinkModel, config: TrainConfig) -> bool:
-    """Whether relation rows are cut over ranks as entity rows are."""
-    if config.shard_relations != "auto":
-        return config.shard_relations == "always"
-    bytes_each = model.relation_dim * getattr(torch, config.dtype).itemsize
-    return not config.relation_prediction and model.num_relation_rows * bytes_each > LARGE_BYTES
 
 
 def _fill(weight: Tensor, init: Init | Columns, table: str, rows: range, config: TrainConfig) -> None:

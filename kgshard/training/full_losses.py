@@ -22,15 +22,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import softplus
 
+from kgshard.memory import BLOCK_NUMBERS, KEPT_NUMBERS
 from kgshard.models.metric import DOT, Metric
 from kgshard.stages import stage
 from kgshard.table import ShardedTable
 from kgshard.training.batches import Labels
 
-BLOCK_NUMBERS = 1 << 24
-"""Numbers that a block makes, at most: 64 MiB."""
-KEPT_NUMBERS = 1 << 26
-"""Numbers kept from the forward to the backward pass, at most: 256 MiB."""
 _DISTANCE_STEPS = 6
 """Arrays as large as the scores that a distance makes and autograd keeps; a product needs no more."""
 

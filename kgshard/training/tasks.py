@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
@@ -12,13 +11,13 @@ from typing import Any
 
 import torch
 
-from kgshard.api import with_paths
+from kgshard.api import check_memory, with_paths
 from kgshard.checkpoint import OptimizerState, save_checkpoint
 from kgshard.config import TrainConfig
 from kgshard.distributed import choose_device, joined_exchange
 from kgshard.errors import ConfigError, KgshardError
 from kgshard.exchange import Exchange
-from kgshard.launch import num_threads
+from kgshard.launch import num_local_ranks, num_threads
 from kgshard.memory import keep_freed_memory
 from kgshard.ranking.evaluation import ValidEvaluator, evaluate_on_ranks
 from kgshard.ranking.protocol import valid_mrr
@@ -41,7 +40,7 @@ def train_rank(run: str, **how: bool) -> dict[str, Any]:
     """
     opened = open_run(run)
     config = TrainConfig.from_dict(opened.info.config)
-    with _joined(config.device, config.transport) as exchange:
+    with joined_ranks(config.device, config.transport) as exchange:
         return _Training(exchange, opened, config, **how).train()
 
 
@@ -62,12 +61,13 @@ def start_and_train_rank(
     """
     if tensorboard:
         check_tensorboard()
-    with _joined(config.device, config.transport) as exchange, ExitStack() as stack:
+    with joined_ranks(config.device, config.transport) as exchange, ExitStack() as stack:
         folder = ""
         with exchange.patiently(), exchange.sharing_failure(KgshardError, OSError):
             if exchange.rank == 0:
                 started = stack.enter_context(started_run(data, out, config, overwrite=overwrite))
                 folder = str(started.folder)
+                check_memory(config, started.dataset, num_local_ranks(), exchange.world_size)
                 if not quiet:
                     tell_data(started)
         folder = exchange.gather_bytes(folder.encode())[0].decode()
@@ -92,14 +92,15 @@ def evaluate_rank(
 ) -> dict[str, Any]:
     """Evaluate a run, as one of the ranks; see `kgshard.ranking.evaluation.evaluate_on_ranks`."""
     opened = open_run(run)
-    with _joined(device) as exchange:
+    with joined_ranks(device) as exchange:
         return evaluate_on_ranks(exchange, opened, checkpoint, **settings)
 
 
 @contextmanager
-def _joined(device_name: str, transport: str = "auto") -> Iterator[Exchange]:
+def joined_ranks(device_name: str, transport: str = "auto") -> Iterator[Exchange]:
+    """Join the other ranks, as every task does: with this rank's share of the cores."""
     keep_freed_memory()
-    torch.set_num_threads(num_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    torch.set_num_threads(num_threads(num_local_ranks()))
     torch.set_flush_denormal(True)  # Second moments that fade away slow CPUs badly.
     with joined_exchange(choose_device(device_name), transport) as exchange:
         yield exchange

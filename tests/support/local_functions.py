@@ -45,7 +45,7 @@ def with_small_outboxes(
 
     exchange.gather_bytes(b"meet")
     with (
-        patch("kgshard.shared_memory._HALF_BYTES", half_bytes),
+        patch("kgshard.shared_memory.HALF_BYTES", half_bytes),
         patch.object(outer, "_move", counted(move)),
         patch.object(outer, "_sum", counted(add)),
     ):

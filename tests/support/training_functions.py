@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from rank_functions import Floats, Ints, gathered, sharded
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kgshard.config import TrainConfig
@@ -254,6 +255,22 @@ def _over_ranks(
     whole = torch.zeros(shape, dtype=torch.float64)
     whole[_held(table)] = total
     return exchange.all_reduce(whole).numpy()
+
+
+def peak_of_a_step(exchange: Exchange, job: Job) -> int:
+    """Return the most bytes that torch holds at once of what the second step of a training makes."""
+    sampler, trainer = assembled(exchange, job)
+    first, second = islice(sampler.epoch(0), 2)
+    trainer.step(first)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        trainer.step(second)
+    events = profiler.profiler.kineto_results.events()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    live = most = 0
+    for _, change in changes:
+        live += change
+        most = max(most, live)
+    return most
 
 
 def record_in_blocks(

@@ -23,6 +23,7 @@ from kgshard_tools.terminal import reader_may_leave, shown
 COMMANDS = {
     "ingest": "Turn triples into a prepared dataset.",
     "models": "List the models that can be trained.",
+    "plan": "Say what a training would take, and whether it fits this machine.",
     "train": "Train embeddings on row-sharded tables.",
     "import": "Make a run of another program's model.",
     "curves": "Draw a run's loss and validation curves.",

@@ -270,7 +270,7 @@ def test_gradients_are_finite_where_a_distance_is_nothing(metric: Metric, exact:
 def test_moduli_are_the_same_however_many_are_held_at_once(
     monkeypatch: pytest.MonkeyPatch, numbers: int
 ) -> None:
-    monkeypatch.setattr("kgshard.moduli._SLICE_NUMBERS", numbers)
+    monkeypatch.setattr("kgshard.moduli.SLICE_NUMBERS", numbers)
     random = np.random.default_rng(9)
     queries, candidates = (
         torch.tensor(random.standard_normal((rows, 6)), requires_grad=True) for rows in (5, 4)

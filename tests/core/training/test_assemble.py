@@ -16,7 +16,6 @@ from kgshard.models import SCORING
 from kgshard.optim import OPTIMIZERS
 from kgshard.partition import RowPartition
 from kgshard.table import ShardedTable, held_rows
-from kgshard.training.assemble import shards_relations
 from kgshard.training.batches import QuestionSampler, TripleSampler
 from kgshard.training.full_losses import FullBinaryCrossEntropy, FullSoftmax
 from kgshard.training.losses import BinaryCrossEntropy, Margin, SelfAdversarial, Softmax
@@ -68,11 +67,11 @@ def test_only_large_relation_tables_are_cut_unasked(monkeypatch: pytest.MonkeyPa
     """Eight rows of eight float32 numbers are 256 bytes. Predicting relations needs them everywhere."""
     job = random_job(5, 10, num_relations=4, dim=8, model="complex")
     for limit, cut in ((256, False), (255, True)):
-        monkeypatch.setattr(kgshard.training.assemble, "LARGE_BYTES", limit)
-        assert shards_relations(job.link_model, job.config) == cut
-    assert not shards_relations(job.link_model, job.but(dtype="bfloat16").config)
-    assert not shards_relations(job.link_model, job.but(relation_prediction=0.1).config)
-    assert not shards_relations(job.link_model, job.but(shard_relations="never").config)
+        monkeypatch.setattr(kgshard.config, "LARGE_BYTES", limit)
+        assert job.config.shards_relations(job.link_model) == cut
+    assert not job.but(dtype="bfloat16").config.shards_relations(job.link_model)
+    assert not job.but(relation_prediction=0.1).config.shards_relations(job.link_model)
+    assert not job.but(shard_relations="never").config.shards_relations(job.link_model)
 
 
 # --- what settings choose

@@ -2,120 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import Field, fields
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from kgshard.config import DEFAULTS, TrainConfig, option, parse_setting, read_settings
+from kgshard.config import TrainConfig
 from kgshard.launch import is_rank
 from kgshard.ranking.protocol import valid_mrr
 from kgshard_tools.commands.output import Output, nproc_option, output_options
-
-_GROUPS = {
-    "model": "Model",
-    "epochs": "Training",
-    "train_type": "Loss and negatives",
-    "n3": "Regularisers",
-    "optimizer": "Optimizer",
-    "eval_every": "Evaluation while training",
-    "device": "Devices",
-}
-"""Headings of the help, each before the setting that it names."""
-
-
-class _Train(click.Command):
-    """A command whose many options are listed under headings."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {"Options": []}
-        heading = "Options"
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            is_setting = parameter.name in TrainConfig.__dataclass_fields__
-            heading = _GROUPS.get(parameter.name or "", heading) if is_setting else "Options"
-            if record is not None:
-                groups.setdefault(heading, []).append(record)
-        for name in (*_GROUPS.values(), "Options"):
-            with formatter.section(name):
-                formatter.write_dl(groups[name])
-
-
-def _settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Add an option for each field of TrainConfig, which checks values; one that was not given is None."""
-    for declared in reversed(fields(TrainConfig)):
-        command = _option(declared)(command)
-    return command
-
-
-def _option(declared: Field[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    spelling, default = option(declared.name), declared.default
-    is_flag = isinstance(default, bool)
-    shown = ("on" if default else "off") if is_flag else default
-    return click.option(
-        f"{spelling}/--no-{spelling[2:]}" if is_flag else spelling,
-        declared.name,
-        type=None if is_flag else type(default),
-        default=None,
-        metavar="|".join(declared.metadata["choices"]) or None,
-        help=f"{declared.metadata['help']}  [default: {shown}]",
-    )
+from kgshard_tools.commands.settings import SettingsCommand, settings_options
 
 
 @click.command(
     "train",
-    cls=_Train,
+    cls=SettingsCommand,
     epilog="Example: kgshard train world -o world-run --model complex --dim 100 --nproc-per-node 2. "
     "The same under torchrun: torchrun --nproc-per-node 2 -m kgshard train world -o world-run.",
 )
 @click.argument("data")
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="The run folder to make.")
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path),
-    help="A TOML file of settings: a recipe, a run's config.toml.",
-)
-@click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    envvar="KGSHARD_TRAIN_SET",
-    metavar="NAME=VALUE",
-    help="A setting, by its name.",
-)
-@_settings
+@settings_options("TRAIN")
 @nproc_option("Ranks on this machine. The result does not depend on it, but for float rounding.")
 @click.option("--overwrite", is_flag=True, help="Replace a finished run, once the new one is.")
 @click.option("--tensorboard", is_flag=True, help="Write TensorBoard's events into RUN as well.")
 @click.option("--profile", is_flag=True, help="Say where a step's time goes, and its least.")
+@click.option("--dry-run", is_flag=True, help="Write nothing; say what training would take (kgshard plan).")
 @output_options
 def command(
     data: str,
     out: Path,
-    config: Path | None,
-    assignments: tuple[str, ...],
+    settings: TrainConfig,
     nproc_per_node: int,
     overwrite: bool,
     tensorboard: bool,
     profile: bool,
+    dry_run: bool,
     output: Output,
-    **options: Any,
 ) -> None:
     """Train embeddings on row-sharded tables.
 
     DATA is a prepared dataset, a folder with train, valid and test files, or the name of a bundled
     graph (world). Settings come from --config, then --set, then options of their own; the last one holds.
     """
-    given = dict(map(parse_setting, assignments))
-    given |= {name: value for name, value in options.items() if value is not None}
-    recipe = read_settings(config) if config is not None else {}
-    settings = TrainConfig.from_dict(recipe | given)
-    # Back to its default: that turns off what a recipe says, whether it means anything here or not.
-    settings.check_applies(
-        [name for name, value in given.items() if value != DEFAULTS[name] or name not in recipe]
-    )
     how: dict[str, Any] = {
         "overwrite": overwrite,
         "quiet": output.quiet,
@@ -127,7 +57,16 @@ def command(
 
         if nproc_per_node != 1:
             raise click.UsageError("under torchrun, torchrun's own --nproc-per-node says how many ranks")
+        if dry_run:
+            raise click.UsageError("--dry-run is not for torchrun; kgshard plan starts ranks of its own")
         result = start_and_train_rank(data, out, settings, **how)
+    elif dry_run:
+        from kgshard.api import plan_config
+        from kgshard_tools.plans import plan_lines
+
+        plan = plan_config(data, settings, nproc_per_node, out=out)
+        output.result(plan.to_dict(), plan_lines(plan), is_answer=True)
+        return
     else:
         from kgshard.api import train_config
 

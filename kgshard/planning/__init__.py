@@ -1,0 +1,1 @@
+"""What a training takes, told before anything is allocated: what is stored, what a step makes, what fits."""
