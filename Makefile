@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 RUN := demo-run
 INTEROP := .venv-interop
 
-.PHONY: demo test interop lint bench world clean
+.PHONY: demo test interop lint bench peers world clean
 
 # A marker newer than what it was installed from, so that install runs once.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -62,6 +62,10 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/index.py --synthetic
 	$(BIN)/python benchmarks/labels.py
 	$(BIN)/python benchmarks/time_to_quality.py
+
+# The same work by kgshard and by other programs, which are installed into ~/.cache/kgshard-benchmarks (5 GB).
+peers: $(VENV)/installed
+	$(BIN)/python benchmarks/peers.py training growth lookup evaluation traffic --markdown
 
 # Rebuild the bundled graph from Babel's CLDR data.
 world: $(VENV)/installed

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from itertools import cycle
 from pathlib import Path
@@ -21,12 +21,15 @@ from typing import Any
 
 import numpy as np
 
+Task = Callable[[dict[str, Any]], dict[str, Any]]
+"""From what a driver is told to its figures."""
+
 RESULT = "RESULT"
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def main(tasks: dict[str, Callable[[dict[str, Any]], dict[str, Any]]], *packages: str) -> None:
+def main(tasks: Mapping[str, Task], *packages: str) -> None:
     """Do the task that argv[1] asks for; print its figures and the versions of some packages."""
     given = json.loads(sys.argv[1])
     figures = tasks[given["task"]](given)

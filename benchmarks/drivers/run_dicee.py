@@ -1,6 +1,6 @@
 """dicee: its CPU trainer with NegSample, its evaluators, and its sharded table on gloo.
 
-The trainer of that table (torchFSDP) runs on CUDA only; table and optimizer are driven here as it drives them.
+The trainer of that table (torchFSDP) runs on CUDA only; both are driven here as it drives them.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measuring import Window, main, on_ranks, together, triples_of, zipf_batches
+from measuring import Task, Window, main, on_ranks, together, triples_of, zipf_batches
 from torch import Tensor
 
 from kgshard.config import TrainConfig
@@ -137,7 +137,7 @@ def _counted(exchange: Exchange) -> Counter[str]:
     return sent
 
 
-def _on_ranks(function: Any, given: dict[str, Any]) -> dict[str, Any]:
+def _on_ranks(function: Task, given: dict[str, Any]) -> dict[str, Any]:
     ranks = given.get("ranks", 1)
     return function(given) if ranks == 1 else together(on_ranks(function, given, world_size=ranks))
 
