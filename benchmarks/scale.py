@@ -6,8 +6,8 @@
 One JSON line. Heads and tails are drawn evenly, the worst case: hardly a row is touched twice. Each size is
 trained in a process of its own, by one rank with two threads; a row that is touched for the first time costs
 a page of memory, so the first quarter of the steps is not counted. `ratio` is the CPU seconds of a step over
-those at the smallest table; `begin_seconds` is what initial rows take. Mapped tables lie in a temporary folder
-(TMPDIR).
+those at the smallest table; `begin_seconds` is what initial rows take. Mapped tables lie in a temporary
+folder (TMPDIR).
 """
 
 from __future__ import annotations
