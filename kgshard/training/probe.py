@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,8 @@ def probe_rank(
         {"triples_per_second", "steps"}: of the later half, when memory has been taken.
     """
     # No value matters here, and none may become infinite.
-    settings = replace(TrainConfig.from_dict(config), lr=1e-6, warmup=0, decay="constant", final_lr=0.0)
+    harmless = {"lr": 1e-6, "warmup": 0, "decay": "constant", "final_lr": 0.0, "table_storage": "ram"}
+    settings = TrainConfig.from_dict(config | harmless)
     model = settings.link_model(num_entities=num_entities, num_relations=num_relations)
     triples = _triples(data, [num_entities, num_relations, num_entities])
     with joined_ranks(settings.device, settings.transport) as exchange:

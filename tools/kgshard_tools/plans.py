@@ -64,12 +64,13 @@ def _verdict(plan: Plan) -> Iterator[str]:
 
 
 def _times(plan: Plan) -> Iterator[str]:
-    speed, epochs = plan.speed, plan.training.config.epochs
+    speed, config = plan.speed, plan.training.config
     if speed is None:
         return
+    length = f"{config.steps:,} steps" if config.steps else f"{config.epochs}"
     yield (
         f"{speed.triples_per_second:,.0f} triples/s: {_duration(speed.epoch_seconds)} an epoch,"
-        f" {_duration(speed.training_seconds)} for {epochs}, evaluations apart"
+        f" {_duration(speed.training_seconds)} for {length}, evaluations apart"
         f" (timed with {speed.entities:,} entities)"
     )
 
