@@ -1,7 +1,7 @@
 """Tables that lie in files, not in memory: the kernel keeps the rows in use, and writes the others back.
 
-A file has no name, so nothing is left behind however a process ends. It takes no room for what was never
-written, such as moments that are still zero.
+A file has no name, so nothing is left behind however a process ends. Its room on the disk is taken when it is
+made: a process that writes to mapped memory that finds none is ended by SIGBUS.
 """
 
 from __future__ import annotations
@@ -20,12 +20,22 @@ from kgshard.errors import ConfigError
 
 
 def mapped_zeros(folder: Path, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return zeros that lie in a file without a name on the disk of `folder`."""
+    """Return zeros that lie in a file without a name on the disk of `folder`.
+
+    Raises:
+        ConfigError: The disk has no room.
+    """
     num_bytes = math.prod(shape) * dtype.itemsize
     if not num_bytes:
         return torch.zeros(*shape, dtype=dtype)
+    check_room(folder, num_bytes)
     with tempfile.TemporaryFile(dir=folder) as file:
-        os.ftruncate(file.fileno(), num_bytes)
+        try:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+        except OSError as error:  # Another rank was faster.
+            raise ConfigError(
+                f"--table-storage mmap: {num_bytes / 1e9:.1f} GB on the disk of {folder}: {error.strerror}"
+            ) from error
         memory = mmap.mmap(file.fileno(), num_bytes)
     return torch.frombuffer(memory, dtype=dtype).view(*shape)
 

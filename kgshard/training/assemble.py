@@ -14,6 +14,7 @@ from kgshard.distributed import choose_device
 from kgshard.errors import ConfigError
 from kgshard.exchange import Exchange
 from kgshard.initialise import fill_initial_rows, initial_shared
+from kgshard.launch import num_local_ranks
 from kgshard.mapped import check_room, mapped_zeros
 from kgshard.models.link import LinkModel
 from kgshard.models.scoring import Columns, Init
@@ -115,7 +116,8 @@ def _maker_of_tables(
     assert folder is not None
     row = torch.zeros(1, model.dim, dtype=getattr(torch, config.dtype), device="meta")
     state = OPTIMIZERS[config.optimizer](row, lr=config.lr, state_dtype=row.dtype).state()
-    check_room(folder, model.num_entities * sum(each.nbytes for each in (row, *state.values())))
+    here = -(-model.num_entities * num_local_ranks() // exchange.world_size)
+    check_room(folder, here * sum(each.nbytes for each in (row, *state.values())))
     return lambda shape, dtype, device: mapped_zeros(folder, shape, dtype)
 
 
