@@ -11,8 +11,9 @@ from torch.autograd.function import once_differentiable
 
 def complex_product_of_tensors(x: Tensor, y: Tensor, *, conjugate: bool) -> Tensor:
     """Return the products [..., D] of complex numbers stored as halves, x times y or its conjugate."""
-    shape = torch.broadcast_shapes(x.shape, y.shape)
-    product: Tensor = _ComplexProduct.apply(x.expand(shape), y.expand(shape), conjugate)
+    if x.shape != y.shape:
+        x, y = torch.broadcast_tensors(x, y)
+    product: Tensor = _ComplexProduct.apply(x, y, conjugate)
     return product
 
 
