@@ -37,6 +37,8 @@ def mapped_zeros(folder: Path, shape: Sequence[int], dtype: torch.dtype) -> Tens
                 f"--table-storage mmap: {num_bytes / 1e9:.1f} GB on the disk of {folder}: {error.strerror}"
             ) from error
         memory = mmap.mmap(file.fileno(), num_bytes)
+    # Rows that a step wants lie anywhere: what the kernel would read around each of them is not wanted.
+    memory.madvise(mmap.MADV_RANDOM)
     return torch.frombuffer(memory, dtype=dtype).view(*shape)
 
 
