@@ -188,7 +188,10 @@ def changed(training: Training, words: str) -> Training:
         return replace(training, config=replace(training.config, save_optimizer=False))
     given = words.split()
     options = dict(zip(given[::2], given[1::2], strict=True))
-    values = {name[2:].replace("-", "_"): int(value) if name == "--dim" else value for name, value in options.items()}
+    values = {
+        name[2:].replace("-", "_"): int(value) if name == "--dim" else value
+        for name, value in options.items()
+    }
     return replace(training, config=replace(training.config, **values))
 
 
