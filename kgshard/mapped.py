@@ -27,7 +27,7 @@ def mapped_zeros(folder: Path, shape: Sequence[int], dtype: torch.dtype) -> Tens
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     if not num_bytes:
-        return torch.zeros(*shape, dtype=dtype)
+        return torch.zeros(tuple(shape), dtype=dtype)
     check_room(folder, num_bytes)
     with tempfile.TemporaryFile(dir=folder) as file:
         try:
@@ -39,7 +39,7 @@ def mapped_zeros(folder: Path, shape: Sequence[int], dtype: torch.dtype) -> Tens
         memory = mmap.mmap(file.fileno(), num_bytes)
     # Rows that a step wants lie anywhere: what the kernel would read around each of them is not wanted.
     memory.madvise(mmap.MADV_RANDOM)
-    return torch.frombuffer(memory, dtype=dtype).view(*shape)
+    return torch.frombuffer(memory, dtype=dtype).view(tuple(shape))
 
 
 def check_room(folder: Path, num_bytes: int) -> None:

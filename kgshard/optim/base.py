@@ -29,7 +29,7 @@ Rounding = Literal["stochastic", "nearest"]
 
 
 def zeros_in_memory(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.zeros(*shape, dtype=dtype, device=device)
+    return torch.zeros(tuple(shape), dtype=dtype, device=device)
 
 
 class Storage(TypedDict, total=False):
