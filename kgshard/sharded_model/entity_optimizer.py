@@ -27,7 +27,7 @@ _SAME_AS: dict[type, str] = {
     torch.optim.SGD: "sgd",
 }
 """Classes of torch that do to the rows of a sparse gradient what one of OPTIMIZERS does."""
-_OURS_TO_SET = {"device": "adam_device", "table": "", "first_row": "", "seed": "seed"}
+_OURS_TO_SET = {"device": "adam_device", "table": "", "first_row": "", "make_zeros": "", "seed": "seed"}
 """Keywords of every row optimizer that are set elsewhere, and by which argument of setup_fsdp_training."""
 
 
