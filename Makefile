@@ -10,7 +10,7 @@ INTEROP := .venv-interop
 .PHONY: demo test interop lint bench peers world clean
 
 # A marker newer than what it was installed from, so that install runs once.
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/installed: pyproject.toml constraints.txt kgshard/native/rows.c
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@

@@ -148,7 +148,7 @@ def cannot_copy(holder: object) -> TypeError:
 
 def _coalesce_gradient(weight: Tensor) -> None:
     if weight.grad is not None and weight.grad.is_sparse:
-        weight.grad._coalesced_(True)
+        weight.grad = weight.grad.coalesce()
 
 
 class _ShardedRows(torch.autograd.Function):

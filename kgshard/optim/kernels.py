@@ -41,7 +41,9 @@ def can_update(gradient: RowGradient, weight: Tensor, *state: Tensor) -> bool:
     ):
         return False
     rows, num_rows = gradient.rows, weight.shape[0] if weight.ndim else 1
-    inside = len(rows) == 0 or bool(rows[0] >= 0 and rows[-1] < num_rows)
+    if gradient.values.shape != (len(rows), weight.numel() // max(1, num_rows)):
+        return False
+    inside = len(rows) == 0 or bool(rows.min() >= 0 and rows.max() < num_rows)
     return rows.dtype == torch.int64 and rows.is_contiguous() and inside
 
 

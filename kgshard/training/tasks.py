@@ -202,7 +202,7 @@ class _Training:
     def _steps_are_due(self) -> bool:
         """Whether an evaluation by steps was due since the last one; it waits for an update."""
         every = self.config.eval_steps
-        return bool(every) and self.step // every > self.evaluated_step // every
+        return self.config.evaluates and bool(every) and self.step // every > self.evaluated_step // every
 
     def _is_due(self, epoch: int) -> bool:
         """Whether an epoch ends with an evaluation; the last does, however often there is one."""
