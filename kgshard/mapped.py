@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kgshard.errors import ConfigError
+from kgshard.machine import free_disk
 
 
 def mapped_zeros(folder: Path, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -44,8 +45,7 @@ def mapped_zeros(folder: Path, shape: Sequence[int], dtype: torch.dtype) -> Tens
 
 def check_room(folder: Path, num_bytes: int) -> None:
     """Raise ConfigError where the disk of `folder` has no room: rows that find none end their process."""
-    disk = os.statvfs(folder)
-    free = disk.f_bavail * disk.f_frsize
+    free = free_disk(folder)
     if num_bytes > free:
         raise ConfigError(
             f"--table-storage mmap: rows and optimizer state take {num_bytes / 1e9:.1f} GB, but the disk"

@@ -65,6 +65,8 @@ class ShardedTable:
         self.partition = partition
         self.exchange = exchange
         self._exchange_dtype = exchange_dtype
+        self.sent_row_bytes = pack(weight.new_zeros(1, weight.shape[1]), exchange_dtype).nbytes
+        """What one row takes on its way."""
         self._number = exchange.number_table()
         # Half the bytes, where they fit.
         self._id_dtype = torch.int32 if partition.num_rows <= _INT32_ROWS else torch.int64
@@ -125,12 +127,6 @@ class ShardedTable:
             if received is not rows:
                 work.moves(rows.nbytes + received.nbytes)
         return received, counts
-
-    @property
-    def sent_row_bytes(self) -> int:
-        """What one row takes on its way."""
-        packed = pack(self.weight.new_zeros(1, self.weight.shape[1]), self._exchange_dtype)
-        return packed.nbytes
 
     @property
     def num_rows(self) -> int:

@@ -21,6 +21,7 @@ from kgshard.models.scoring import Columns, Init
 from kgshard.optim import OPTIMIZERS, RowOptimizer
 from kgshard.optim.base import MakeZeros, zeros_in_memory
 from kgshard.partition import RowPartition
+from kgshard.planning.stored import held_tables
 from kgshard.table import ShardedTable, held_rows
 from kgshard.training.batches import Cut, QuestionSampler, Sampler, TripleSampler
 from kgshard.training.full_losses import FULL_LOSSES, FullLoss
@@ -114,10 +115,8 @@ def _maker_of_tables(
     if exchange.device.type != "cpu" or config.optimizer_device not in ("auto", "cpu"):
         raise ConfigError("--table-storage mmap: only a CPU maps files; pass --device cpu")
     assert folder is not None
-    row = torch.zeros(1, model.dim, dtype=getattr(torch, config.dtype), device="meta")
-    state = OPTIMIZERS[config.optimizer](row, lr=config.lr, state_dtype=row.dtype).state()
-    here = -(-model.num_entities * num_local_ranks() // exchange.world_size)
-    check_room(folder, here * sum(each.nbytes for each in (row, *state.values())))
+    entities, *_ = held_tables(model, config, exchange.world_size)
+    check_room(folder, num_local_ranks() * (entities.num_bytes + entities.state_bytes(config)))
     return lambda shape, dtype, device: mapped_zeros(folder, shape, dtype)
 
 

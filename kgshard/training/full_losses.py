@@ -42,6 +42,11 @@ class Candidates:
     """Entity rows to candidates; see `LinkModel.candidates`."""
 
 
+def gradient_of(leaf: Tensor) -> Tensor:
+    """Return the gradient of a leaf; zeros where the loss of an empty part did not touch it."""
+    return leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
+
+
 class FullLoss(ABC):
     """A loss on the scores of all rows, summed over questions."""
 
@@ -156,9 +161,8 @@ class _FullLoss(torch.autograd.Function):
         blocks = _blocks(everyone, candidates, rows_gradient)
         owned = _OwnedLabels(labels, table, blocks, everyone.new_zeros(len(everyone)))
         losses = loss.forward_backward(blocks, owned, table, scale)
-        gradient = everyone.grad if everyone.grad is not None else torch.zeros_like(everyone)
         shares = exchange.all_to_all(
-            gradient.split(counts), [len(queries)] * exchange.world_size, kind="rows"
+            gradient_of(everyone).split(counts), [len(queries)] * exchange.world_size, kind="rows"
         )
         ctx.save_for_backward(torch.stack(shares).sum(dim=0))
         first = sum(counts[: exchange.rank])

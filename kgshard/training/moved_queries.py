@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from kgshard.routing import RowGradient, sum_by_row
 from kgshard.stages import stage
-from kgshard.training.full_losses import Candidates
+from kgshard.training.full_losses import Candidates, gradient_of
 from kgshard.training.negatives import Negatives
 
 
@@ -92,8 +92,8 @@ class _MovedSoftmax(torch.autograd.Function):
         normaliser = base + ((truths - base).exp() + (totals * (tops - base).exp()).sum(dim=0)).log()
 
         torch.autograd.backward(scores, weights.mul_(((highest - normaliser).exp() * scale)[:, None]))
-        loss.gradient = sum_by_row(rows, _gradient(leaf))
-        back = _gradient(everyone)
+        loss.gradient = sum_by_row(rows, gradient_of(leaf))
+        back = gradient_of(everyone)
         shares, _ = exchange.swap(back, counts, [len(queries)] * len(counts), kind="gradients")
         first = sum(counts[: exchange.rank])
         mine = normaliser[first : first + len(queries)]
@@ -119,7 +119,3 @@ def _excluded(rank: int, counts: list[int], owned: Tensor, loss: MovedSoftmax) -
 
 def _of(owned: Tensor, log_weights: Tensor | float) -> Tensor | float:
     return log_weights[owned] if isinstance(log_weights, Tensor) else log_weights
-
-
-def _gradient(leaf: Tensor) -> Tensor:
-    return leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)

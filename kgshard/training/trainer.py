@@ -27,7 +27,7 @@ from kgshard.seeds import generator
 from kgshard.stages import stage
 from kgshard.table import Lookup, ShardedTable
 from kgshard.training.batches import Batch, Questions
-from kgshard.training.full_losses import Candidates, FullLoss
+from kgshard.training.full_losses import Candidates, FullLoss, gradient_of
 from kgshard.training.losses import SampledLoss
 from kgshard.training.moved_queries import MovedSoftmax, moves_fewer_bytes
 from kgshard.training.negatives import Negatives
@@ -178,13 +178,13 @@ class Trainer:
             loss.backward()
         with stage("finite?"):
             # A sum is finite only where all its terms are.
-            slopes = [_gradient(leaf).sum() for leaf in leaves]
+            slopes = [gradient_of(leaf).sum() for leaf in leaves]
             slopes += [scored_here.values.sum()] if scored_here else []
             own = torch.stack([loss.detach(), torch.stack(slopes).sum()])
         replicated, (total, slope) = self._reduce(asked, leaves, own)
         if not torch.isfinite(total + slope):
             self._refuse(batch, own, float(total))
-        entities = table.push(lookup, _gradient(leaves.entities))
+        entities = table.push(lookup, gradient_of(leaves.entities))
         if scored_here:
             entities = _added(scored_here, entities, len(table.weight))
         self._pending.add(entities, self._relation_gradient(asked, leaves, replicated), replicated)
@@ -232,7 +232,7 @@ class Trainer:
         table = self.parameters.relations
         if isinstance(table, ShardedTable):
             assert isinstance(asked.source, Lookup)
-            return table.push(asked.source, _gradient(leaves.relations))
+            return table.push(asked.source, gradient_of(leaves.relations))
         assert isinstance(asked.source, Tensor)
         return RowGradient(asked.source, replicated.pop(_RELATIONS))
 
@@ -363,7 +363,7 @@ class Trainer:
         replicated = dict(leaves.shared)
         if isinstance(asked.source, Tensor):
             replicated[_RELATIONS] = leaves.relations
-        flat = torch.cat([*(_gradient(leaf).reshape(-1) for leaf in replicated.values()), own])
+        flat = torch.cat([*(gradient_of(leaf).reshape(-1) for leaf in replicated.values()), own])
         with stage("sums exchanged") as work:
             flat = self.parameters.entities.exchange.all_reduce(flat)
             work.moves(self.parameters.entities.exchange.world_size * flat.nbytes)
@@ -450,11 +450,6 @@ class _Gathered(torch.autograd.Function):
                 total = gradient.new_zeros(ctx.shape) if total is None else total
                 total.index_add_(0, where, gradient)
         return total, *([None] * len(gradients))
-
-
-def _gradient(rows: Tensor) -> Tensor:
-    """Return the gradient of a leaf; zeros where the loss of an empty part did not touch it."""
-    return rows.grad if rows.grad is not None else torch.zeros_like(rows)
 
 
 def _added(first: RowGradient, second: RowGradient, num_rows: int) -> RowGradient:
